@@ -16,7 +16,11 @@ import pytest
 
 from elasticdl.errors import ExitCode
 from elasticdl.history.job_event import JobEvent
+from elasticdl.history.snapshot import StatusReading
+from elasticdl.job_status import JobStatus
 from elasticdl.master.core.commands import FinishJob
+from elasticdl.master.status import change_feed, job_view
+from elasticdl.master.status.collector import Sample
 from elasticdl.master.status.limits import PageLimits
 from tests.contract.status_stage import (
     BEARER,
@@ -225,5 +229,36 @@ def test_half_a_pair_and_control_characters_do_not_break_the_stream(tmp_path: Pa
             )
             found = await events.until("events")
             assert found[0]["text"].startswith("a\r\n\r\nevent: ended")
+
+    played(tmp_path, scene)
+
+
+def test_curves_and_stream_use_one_reading_however_long_others_run_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(change_feed, "LOOK_EVERY_S", 0.01)
+    # A reading is too old as soon as it is made.
+    monkeypatch.setattr(job_view, "FRESH_S", 0.0)
+    read: list[JobStatus] = []
+    sampled: list[JobStatus] = []
+
+    async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
+        reading, look = stage.watched.reading, stage.collector.look
+
+        def noted() -> StatusReading:
+            found = reading()
+            read.append(found.status)
+            return found
+
+        def seen(status: JobStatus) -> list[Sample]:
+            sampled.append(status)
+            return look(status)
+
+        stage.server._change_feed.join()
+        monkeypatch.setattr(stage.watched, "reading", noted)
+        monkeypatch.setattr(stage.collector, "look", seen)
+        await until_async("three samples are taken", lambda: len(sampled) >= 3)
+        assert len(read) - len(sampled) in (0, 1)
+        assert all(one is other for one, other in zip(read, sampled, strict=False))
 
     played(tmp_path, scene)

@@ -87,10 +87,10 @@ class ChangeFeed:
         if self._idle_s >= _LOOK_ON_S and not self.feed.closed:
             if self._head:
                 # A browser may return to frames from before the pause.
-                self._publish([])
+                self._publish(self._view.reading(), [])
             else:
                 self._seq = self._view.event_log.next_seq - 1
-                self._look()
+                self._look(self._view.reading())
         self._idle_s = 0.0
 
     def start(self) -> None:
@@ -122,10 +122,11 @@ class ChangeFeed:
                 await asyncio.gather(task, return_exceptions=True)
         # Cached readings may be from before the end.
         self._view.expire()
-        self._view.collector.look(self._view.reading().status)
+        reading = self._view.reading()
+        self._view.collector.look(reading.status)
         self._view.collector.save()
         if self._idle_s < _LOOK_ON_S:
-            self._publish([("ended", dict(ended))] if ended is not None else [])
+            self._publish(reading, [("ended", dict(ended))] if ended is not None else [])
         self.feed.close()
 
     async def _run(self) -> None:
@@ -136,32 +137,31 @@ class ChangeFeed:
             await asyncio.sleep(max(LOOK_EVERY_S, pause_s))
             begun_s = time.monotonic()
             try:
-                self._view.reading()
+                reading = self._view.reading()
                 read_s = time.monotonic() - begun_s
-                # Whoever waits meanwhile. What follows uses the same reading.
+                # Let tasks that are waiting run first.
                 await asyncio.sleep(0)
                 begun_s = time.monotonic() - read_s
-                self._tick(max(LOOK_EVERY_S, pause_s))
+                self._tick(reading, max(LOOK_EVERY_S, pause_s))
             except Exception:  # noqa: BLE001 - the top of a task: an error in the page must not reach the job
                 _LOG.exception("the page is no longer updated")
             took_s = time.monotonic() - begun_s
 
-    def _tick(self, since_s: float = LOOK_EVERY_S) -> None:
+    def _tick(self, reading: StatusReading, since_s: float) -> None:
         collector = self._view.collector
-        collector.look(self._view.reading().status)
+        collector.look(reading.status)
         self._idle_s = 0.0 if self._watchers else self._idle_s + since_s
         if self._idle_s < _LOOK_ON_S:
-            self._publish([])
+            self._publish(reading, [])
         if self._saving is None or self._saving.done():
             # In the background, since a volume may be slow.
             self._saving = asyncio.ensure_future(collector.save_if_due())
 
-    def _publish(self, last: list[Event]) -> None:
-        self.feed.publish([*self._look(), *last])
+    def _publish(self, reading: StatusReading, last: list[Event]) -> None:
+        self.feed.publish([*self._look(reading), *last])
 
-    def _look(self) -> list[Event]:
+    def _look(self, reading: StatusReading) -> list[Event]:
         """Return the changes since the last sample."""
-        reading = self._view.reading()
         return [
             *self._status_changes(reading),
             *self._row_changes(reading),
