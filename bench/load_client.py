@@ -1,7 +1,8 @@
 """A client of a master that speaks its protocol and computes nothing.
 
 It attaches with its token, follows its orders, leases, works, reports, and attaches again to the
-next master, as a worker of the product does.
+next master. It waits longer than a worker of the product, which drops a connection without a
+greeting after 5 s and repeats an Attach to the next master after 5 s.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from elasticdl.rpc.call_frames import (
 from elasticdl.tokens import process_token, proof_to_master
 
 CALL_S, POLL_S, GIVE_UP_S = 15.0, 20.0, 90.0
+CONNECT_S = 30.0
+"""Deadline for a connection, its TLS handshake, and the master's greeting."""
 RETRY_S = 1.0
 """A client makes a failed call again within this time."""
 _SOON_S = 0.05
@@ -92,6 +95,8 @@ class Client:
         self._away_s: float | None = None
         self._share = self._random.uniform(0.0, FIRST_SHARE)
         self.term = 0
+        self._connect_by_s: float | None = None
+        """Deadline of a connection without a greeting."""
         self._attached_now = False
         """Whether this connection is one of the master that it has attached to."""
         self.answered_s = time.monotonic()
@@ -109,6 +114,7 @@ class Client:
             return
         self._calls.clear()
         self._attached_now = False
+        self._connect_by_s = time.monotonic() + CONNECT_S
         process = self._process
         self._connection = Connection(
             self._loop, process.address, process.context, self._hello, self._received, self._lost
@@ -151,7 +157,7 @@ class Client:
 
     def _met(self, term: int) -> None:
         """Attach to a master, or continue with the one that is known."""
-        self._away_s = None
+        self._away_s = self._connect_by_s = None
         if term != self.term:
             self._attach_to()
         else:
@@ -257,6 +263,8 @@ class Client:
         self._begin_report(pb.ReportRequest(progress=[done], gauges=_GAUGES))
 
     def _begin_report(self, report: pb.ReportRequest) -> None:
+        if self.failure:
+            return
         if self._report is not None:
             # Only a heartbeat can be in progress: its answer comes first.
             self._loop.later(_SOON_S, lambda: self._begin_report(report))
@@ -289,6 +297,7 @@ class Client:
             self._begin_report(pb.ReportRequest(version=version, gauges=_GAUGES))
         limits_s = {"Orders": float("inf"), "RequestLease": POLL_S + CALL_S}
         late = any(now_s - at_s > limits_s.get(of, CALL_S) for of, at_s in self._calls.values())
+        late |= self._connect_by_s is not None and now_s > self._connect_by_s
         if late and self._connection is not None and self._connection.open:
             self._connection.close()
             self._lost()

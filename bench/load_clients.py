@@ -35,6 +35,8 @@ from elasticdl.tls.contexts import client_context
 
 LOOK_S = 0.05
 """How often a process looks whether a master that is away listens again."""
+PROBE_S = 1.0
+"""Deadline of a look: all clients of the process stand still meanwhile."""
 _NICE = 5
 """On machines of their own, clients take nothing from the master."""
 
@@ -117,6 +119,7 @@ class Clients:
 
     def _look(self) -> None:
         with socket.socket() as probe:
+            probe.settimeout(PROBE_S)
             if probe.connect_ex(self.address) != 0:
                 self.loop.later(LOOK_S, self._look)
                 return

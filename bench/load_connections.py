@@ -53,7 +53,10 @@ class Loop:
 
 
 class Connection:
-    """One connection of a client, with or without TLS. `received` gets the frames."""
+    """One connection of a client, with or without TLS. `received` gets the frames.
+
+    It has no deadlines: its client looks how long the greeting and answers take, and closes it.
+    """
 
     def __init__(
         self,
