@@ -15,7 +15,6 @@ from elasticdl.dropped import DropCause
 from elasticdl.errors import PermanentError, Refused, TransientError, UserError
 from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened
-from elasticdl.master.gateway.heartbeats import SILENCE_S
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.call_frames import METHODS
 from elasticdl.rpc.conversation import (
@@ -505,7 +504,7 @@ def test_among_thousands_reports_are_rarer_but_a_broken_connection_is_noticed_as
     assert not stage.core.of(happened.ProcessSilent)
     client.report(Report())
     client.close()
-    until("its stream broke", lambda: sessions.limit_s(WORKER) == SILENCE_S)
+    until("its stream broke", lambda: dict(sessions)[WORKER].streams is False)
     stage.call(pass_time(6))
     assert stage.core.wait_for(happened.ProcessSilent).name == WORKER
 

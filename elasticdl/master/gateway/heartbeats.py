@@ -15,8 +15,9 @@ SILENT_PERIODS: Final = 5.0
 """Periods without any call after which a process is given up."""
 SILENCE_S: Final = SILENT_PERIODS * HEARTBEAT_S
 STARTING_SILENCE_S: Final = 60.0
-"""While a worker starts. TensorFlow's import keeps all other threads of its process waiting, for
-longer than `SILENCE_S` on a node without a free core, and its successor would fare no better.
+"""The least while a worker starts. TensorFlow's import keeps all other threads of its process
+waiting, for longer than `SILENCE_S` on a node without a free core, and its successor would fare no
+better.
 """
 _REPORTS_PER_S: Final = 400.0
 """Heartbeats of all workers together: beyond that the period grows."""

@@ -69,9 +69,8 @@ class Session:
     @property
     def limit_s(self) -> float:
         """The silence after which it is given up."""
-        if self.starting:
-            return STARTING_SILENCE_S
-        return SILENCE_S if self.streams is False else SILENT_PERIODS * self.heartbeat_s
+        usual_s = SILENCE_S if self.streams is False else SILENT_PERIODS * self.heartbeat_s
+        return max(usual_s, STARTING_SILENCE_S) if self.starting else usual_s
 
     def reported(self, gauges: Mapping[str, float]) -> dict[DropCause, int]:
         """Store its newest gauges; return the messages dropped since the previous report."""
@@ -175,10 +174,6 @@ class Sessions:
         self._left[name] = why
         return self._present.pop(name, None) is not None
 
-    def limit_s(self, name: ProcessName) -> float:
-        """Return the silence after which an attached process is given up."""
-        return self._present[name].limit_s
-
     def has_left(self, name: ProcessName) -> bool:
         """Return whether the name has left."""
         return name in self._left
@@ -213,17 +208,12 @@ class Sessions:
         """Advance the time."""
         self._passed_s += elapsed_s if elapsed_s <= _LONGEST_STEP_S else _STARVED_STEP_S
 
-    def silent_s(self, name: ProcessName) -> float:
-        """Return for how long an attached process has been silent."""
-        return self._passed_s - self._present[name].heard_s
-
     def silent(self) -> list[tuple[ProcessName, float]]:
         """Return the processes that are silent beyond their limits, and for how long."""
-        # Most have been heard of since: with 10,000 this takes a millisecond.
+        # Most have been heard of since: with 10,000 this takes a millisecond. No limit is shorter.
         since_s = self._passed_s - SILENCE_S
         return [
             (name, self._passed_s - present.heard_s)
             for name, present in self._present.items()
-            if present.heard_s <= since_s
-            and self._passed_s - present.heard_s >= max(SILENCE_S, present.limit_s)
+            if present.heard_s <= since_s and self._passed_s - present.heard_s >= present.limit_s
         ]
