@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -34,11 +34,17 @@ def pool() -> Iterator[concurrent.futures.ThreadPoolExecutor]:
         yield pool
 
 
-def presence(client: MasterClient, *gone: ProcessName, address: str = "") -> Presence:
-    """The worker, and with an address the server, as an earlier master knew them."""
-    instance = client._credentials.instance
+def presence(
+    client: MasterClient,
+    *gone: ProcessName,
+    address: str = "",
+    others: Iterable[AttachedProcess] = (),
+    starting: bool = False,
+) -> Presence:
+    """The worker, the others, and with an address the server, as an earlier master knew them."""
+    worker = AttachedProcess(WORKER, client._credentials.instance, "", starting)
     server = (AttachedProcess(PS[0], "x", address),) if address else ()
-    return Presence((AttachedProcess(WORKER, instance, ""), *server), gone, gone, 7, (), None, None)
+    return Presence((worker, *server, *others), gone, gone, 7, (), None, None)
 
 
 def granted(stage: Stage) -> MasterClient:
@@ -132,14 +138,27 @@ def test_servers_are_reached_at_once_and_refuse_the_replaced_master(stage: Stage
     stage.servers[PS[0]].wait_for_call("Keep")
 
 
+async def pass_time(stage: Stage, seconds: int) -> None:
+    for _ in range(seconds):
+        stage.clock.advance(1.0)
+        stage.gateway.tick()
+
+
 def test_a_process_that_does_not_return_is_given_up_as_silent(stage: Stage) -> None:
     client = stage.worker()
     stage.replace_master(presence(client))
-
-    async def pass_time() -> None:
-        for _ in range(12):
-            stage.clock.advance(1.0)
-            stage.gateway.tick()
-
-    stage.call(pass_time())
+    stage.call(pass_time(stage, 12))
     assert stage.core.wait_for(happened.ProcessSilent).name == WORKER
+
+
+def test_a_worker_that_starts_may_be_silent_for_longer_also_after_a_takeover(stage: Stage) -> None:
+    client = stage.client()
+    client.attach(starting=True)
+    stage.replace_master(presence(client, starting=True))
+    stage.call(pass_time(stage, 59))
+    client.report(Report(starting=("build",)))
+    stage.call(pass_time(stage, 59))
+    assert not stage.core.of(happened.ProcessSilent)
+    client.report(Report(starting=("",)))
+    stage.call(pass_time(stage, 10))
+    assert stage.core.wait_for(happened.ProcessSilent).silent_s == 10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from elasticdl.cluster.base import ProcessName
 from elasticdl.dropped import DropCause
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
@@ -52,6 +53,22 @@ def test_who_has_ended_is_gone_for_the_next_master_and_nobody_else(bench: type[B
     found = presence_of(parts.context, parts.coordination, parts.checkpointing)
     assert (found.gone, found.fenced) == ((worker(1),), (worker(1),))
     assert {one.name for one in found.attached} == {ps(0), worker(0)}
+
+
+def test_the_next_master_knows_who_still_starts(bench: type[Bench]) -> None:
+    job = bench(num_workers=2, num_ps_pods=1)
+    job.up()
+    late = worker(1)
+    job.put(e.ProcessAttached(0, late, starting=True))
+
+    def starting() -> set[ProcessName]:
+        return {one.name for one in job.state.presence().attached if one.starting}
+
+    assert starting() == {late}
+    job.put(e.StartWentOn(0, late, "build"))
+    assert starting() == {late}
+    job.put(e.StartWentOn(0, late, ""))
+    assert not starting()
 
 
 def test_a_worker_that_comes_back_has_time_from_now_on(bench: type[Bench]) -> None:

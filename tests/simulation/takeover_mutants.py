@@ -125,7 +125,7 @@ TAKEOVER_MUTANTS = (
         "processes of an earlier master are strangers",
         "both",
         "master.gateway.process_gateway:ProcessGateway.restore",
-        "self.sessions.restore(one.name, one.instance, presence.version, one.control_address)",
+        "self.sessions.restore(one, presence.version)",
         "pass",
     ),
     Mutant(

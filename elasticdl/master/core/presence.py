@@ -20,6 +20,8 @@ class AttachedProcess:
     name: ProcessName
     instance: str
     control_address: str
+    starting: bool = False
+    """Whether it had yet to import and build what it needs."""
 
 
 @final
@@ -54,7 +56,7 @@ def presence_of(
     saving, saved = checkpointing.saving, checkpointing.saved
     return Presence(
         attached=tuple(
-            AttachedProcess(one.name, one.instance, one.control_address)
+            AttachedProcess(one.name, one.instance, one.control_address, bool(one.part))
             for one in context.processes.going.values()
             if one.attached and one.heard
         ),

@@ -132,7 +132,7 @@ class ProcessGateway:
             self.sessions.leave(name, "has ended")
         self._registry.expect_all()
         for one in presence.attached:
-            self.sessions.restore(one.name, one.instance, presence.version, one.control_address)
+            self.sessions.restore(one, presence.version)
             if one.name.role is Role.PS:
                 self._registry.attach(one.name, one.control_address)
         for name, session in self.sessions:

@@ -10,6 +10,7 @@ from typing import final
 from elasticdl.cluster.base import ProcessName
 from elasticdl.dropped import DropCause, drops_in
 from elasticdl.flag_values import MOST_STALENESS
+from elasticdl.master.core.presence import AttachedProcess
 from elasticdl.master.gateway.heartbeats import (
     HEARTBEAT_S,
     SILENCE_S,
@@ -140,17 +141,16 @@ class Sessions:
         """Attach a process, or return its session; check `refusal` of a present name first."""
         return self._present.setdefault(name, Session(instance, self._passed_s))
 
-    def restore(
-        self, name: ProcessName, instance: str, version: int, control_address: str = ""
-    ) -> None:
+    def restore(self, process: AttachedProcess, version: int) -> None:
         """Expect a process that had attached to an earlier master.
 
         From now on its silence counts. `version` is the least that a server can have.
         """
-        self._present[name] = Session(
-            instance,
+        self._present[process.name] = Session(
+            process.instance,
             self._passed_s,
-            control_address=control_address,
+            starting=process.starting,
+            control_address=process.control_address,
             announced=True,
             version=version,
         )
