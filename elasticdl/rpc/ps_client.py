@@ -281,8 +281,8 @@ class ServerPool:
         if part_bytes and not self._told_too_large:
             self._told_too_large = True
             _log.warning(
-                "a push of %s to one server has no place in the %s where this worker keeps pushes"
-                " (an eighth of its memory limit at most): a server that is lost loses it",
+                "a push of %s to one server is larger than the %s in which this worker keeps"
+                " pushes: a server that is lost loses it",
                 size(part_bytes),
                 size(self._kept_bytes // self._servers.number),
             )

@@ -9,11 +9,11 @@ from typing import Final, final
 from elasticdl.cluster.base import ProcessName
 
 _FEW: Final = 50
-"""So few attach in no time, whatever else a master has to do."""
+"""At most this many attach at once without delay, whatever else a master has to do."""
 _QUIET_S: Final = 1.0
 """When none has attached for so long, nobody waits for the rest: they may have died."""
 _LOOKS: Final = 5
-"""As often a master looks whether that is so: nobody waits for longer."""
+"""How many times the master checks, a second apart; then nobody waits any longer."""
 
 
 @final
@@ -53,7 +53,8 @@ class ReturningProcesses:
         loop.call_later(_QUIET_S, self._look, len(self._missing), looks - 1)
 
     def _look(self, missed: int, looks: int) -> None:
-        # Nobody comes before the master listens, which takes a moment.
+        # Nobody comes before the master listens, which takes a moment: the first check does not
+        # count.
         none_came = len(self._missing) == missed and looks < _LOOKS - 1
         if none_came or not looks:
             self._go_on()
