@@ -61,3 +61,29 @@ def test_reports_do_not_wait_for_processes_that_do_not_come(
             expected.came(worker)
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize(("come", "checks"), [(0, 2), (1, 5)])
+def test_nobody_waits_for_longer_than_five_checks(
+    come: int, checks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even if some come before each check; if none comes, the first check does not count."""
+    monkeypatch.setattr(returning, "_QUIET_S", 0.001)
+    check, coming, seen = ReturningProcesses._look, iter(WORKERS), list[int]()
+
+    def some_come(expected: ReturningProcesses, missed: int, looks: int) -> None:
+        seen.append(looks)
+        for _ in range(come):
+            expected.came(next(coming))
+        check(expected, missed, looks)
+
+    monkeypatch.setattr(ReturningProcesses, "_look", some_come)
+
+    async def story() -> None:
+        expected = ReturningProcesses()
+        expected.expect(WORKERS)
+        await asyncio.wait_for(expected.all_are_back(), LIMIT_S)
+        assert len(seen) == checks
+        expected.came(WORKERS[-1])
+
+    asyncio.run(story())

@@ -220,6 +220,8 @@ class ProcessGateway:
         elif not self._expected.may_attach(name):
             raise Refused(f"this job does not expect {name}")
         presence = self.sessions.claim(name, instance)
+        # An earlier master may have noted its attachment, and not answered.
+        self.returning.came(name)
         presence.control_address = event.control_address or presence.control_address
         if name.role is Role.PS and not event.control_address:
             _, stands_by = self._expected.place_of(name.index)
