@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import concurrent.futures
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-from elasticdl.cluster.base import ProcessName
+from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.errors import Refused, TransientError
 from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened
 from elasticdl.master.core.presence import AttachedProcess, Presence
+from elasticdl.master.gateway import returning
+from elasticdl.master.gateway.process_gateway import Returning
+from elasticdl.master.gateway.returning import ReturningProcesses
 from elasticdl.rpc.conversation import Failure, Report, Revoke, Servers
 from elasticdl.rpc.master_client import MasterClient
 from elasticdl.shard import Lease, ReceivedLease, ShardId, Task
 from tests.contract.driver_stage import LEASE, PS, TERM, WORKER, Stage
+from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.contract
 
@@ -162,3 +167,90 @@ def test_a_worker_that_starts_may_be_silent_for_longer_also_after_a_takeover(sta
     client.report(Report(starting=("",)))
     stage.call(pass_time(stage, 10))
     assert stage.core.wait_for(happened.ProcessSilent).silent_s == 10
+
+
+class Crowd:
+    """A worker, and so many other processes of an earlier master that its calls wait for them."""
+
+    def __init__(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._stage, self.waits = stage, threading.Event()
+        self.client = stage.client(away_s=LIMIT_S)
+        self.client.attach()
+        self.late = stage.client("worker-2")
+        late = ProcessName.parse("worker-2"), self.late._credentials.instance
+        others = [
+            (ProcessName(Role.WORKER, number), "x") for number in range(3, 3 + returning._FEW - 1)
+        ]
+        self.last, *self._others = (name for name, _ in others)
+        all_are_back = ReturningProcesses.all_are_back
+
+        async def waited(expected: ReturningProcesses) -> None:
+            self.waits.set()
+            await all_are_back(expected)
+
+        monkeypatch.setattr(ReturningProcesses, "all_are_back", waited)
+        # Nobody who stays away is given up meanwhile.
+        monkeypatch.setattr(returning, "_QUIET_S", 3600.0)
+        stage.replace_master(
+            presence(self.client, others=(AttachedProcess(*one, "") for one in (late, *others)))
+        )
+
+    def come(self) -> None:
+        """All others are back but worker-2 and the last one."""
+        for name in self._others:
+            self._stage.call(self._stage.gateway.attach_again(name, "x", Returning()))
+
+    def leave(self, name: ProcessName) -> None:
+        async def leave() -> None:
+            self._stage.gateway.leave(name, "has ended")
+
+        self._stage.call(leave())
+
+
+@pytest.fixture
+def crowd(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Crowd:
+    return Crowd(stage, monkeypatch)
+
+
+FAILURE = Report(failures=(Failure(Task.TRAINING, ShardId(4), 0, "boom"),))
+
+
+def test_a_report_waits_until_each_process_has_attached_or_left(
+    stage: Stage, crowd: Crowd, pool: concurrent.futures.ThreadPoolExecutor
+) -> None:
+    report = pool.submit(crowd.client.report, FAILURE)
+    assert crowd.waits.wait(LIMIT_S)
+    crowd.come()
+    crowd.late.attach()
+    assert not stage.core.of(happened.TaskFailed)
+    crowd.leave(crowd.last)
+    report.result(LIMIT_S)
+    assert len(stage.core.of(happened.TaskFailed)) == 1
+
+
+def test_a_process_that_no_master_has_answered_attaches_as_a_new_one_and_none_waits_for_it(
+    stage: Stage, crowd: Crowd, pool: concurrent.futures.ThreadPoolExecutor
+) -> None:
+    report = pool.submit(crowd.client.report, FAILURE)
+    assert crowd.waits.wait(LIMIT_S)
+    crowd.come()
+    crowd.leave(crowd.last)
+    assert not stage.core.of(happened.TaskFailed)
+    crowd.late.attach()
+    report.result(LIMIT_S)
+    assert len(stage.core.of(happened.ProcessAttached)) == 1, "the core knows of it"
+
+
+def test_a_worker_that_leaves_while_its_request_waits_is_refused(
+    stage: Stage, crowd: Crowd, pool: concurrent.futures.ThreadPoolExecutor
+) -> None:
+    request = pool.submit(crowd.client.request_lease, LIMIT_S)
+    assert crowd.waits.wait(LIMIT_S)
+    crowd.leave(WORKER)
+    crowd.come()
+    crowd.late.attach()
+    crowd.leave(crowd.last)
+    with pytest.raises(Refused, match="was replaced"):
+        request.result(LIMIT_S)
+    assert not stage.gateway.leases.waiting()
+    assert not stage.core.of(happened.LeaseRequested)

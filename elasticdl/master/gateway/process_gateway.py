@@ -249,8 +249,13 @@ class ProcessGateway:
         ring_number: int = 0,
         at_mark: bool = False,
     ) -> LeaseAnswer:
-        """Wait up to `wait_s` for a lease, or for an item of the ring; see `LeasePolls.poll`."""
-        self.sessions.heard(worker)
+        """Wait up to `wait_s` for a lease, or for an item of the ring; see `LeasePolls.poll`.
+
+        Raises Refused for a worker that is not attached.
+        """
+        if self.sessions.heard(worker) is None:
+            # It may have left while its call waited.
+            raise Refused(self.sessions.refusal(worker, ""))
         self._items[worker] = (ring_number, at_mark)
         return await self.leases.poll(worker, sequence, wait_s)
 

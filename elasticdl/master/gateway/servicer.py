@@ -244,9 +244,12 @@ class MasterService:
                 f"{name} requested item {number} of the ring; expected at least 0",
             )
         await self._gateway.returning.all_are_back()
-        answer = await self._gateway.poll(
-            name, request.sequence, wait_s, ring_number=number, at_mark=request.at_mark
-        )
+        try:
+            answer = await self._gateway.poll(
+                name, request.sequence, wait_s, ring_number=number, at_mark=request.at_mark
+            )
+        except Refused as refused:
+            _refuse(call, refused)
         return messages.lease_answer_to_wire(answer)
 
     async def TakeTurn(self, request: pb.TurnRequest, call: Call) -> pb.TurnReply:
