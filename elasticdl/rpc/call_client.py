@@ -146,6 +146,7 @@ class CallClient:
     async def _connect(self) -> _Connection:
         loop = asyncio.get_running_loop()
         connection: _Connection | None = None
+        greeted = False
         try:
             async with asyncio.timeout(_CONNECT_S):
                 _, connection = await loop.create_connection(
@@ -165,9 +166,11 @@ class CallClient:
             # No thread looks the name up, or it cannot be a host's.
             why = str(error)
         else:
+            greeted = True
             return connection
         finally:
-            if connection is not None and not connection.has_term:
+            if connection is not None and not greeted:
+                # Also if its time ends, or its caller goes, just when the master says its term.
                 connection.abort()
         raise CallFailed(grpc.StatusCode.UNAVAILABLE, why)
 

@@ -18,7 +18,7 @@ from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.master.gateway.order_streams import OrderStreams
 from elasticdl.rpc import call_server
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.rpc.call_client import CallClient
+from elasticdl.rpc.call_client import CallClient, _Connection
 from elasticdl.rpc.call_frames import (
     CANCEL,
     GREETING,
@@ -36,6 +36,7 @@ from elasticdl.rpc.call_thread import ThreadedCalls
 from elasticdl.rpc.channel import MAX_MESSAGE_BYTES, Caller, Credentials
 from elasticdl.rpc.conversation import Drain
 from tests.served_calls import ServedCalls
+from tests.waiting import until_async
 
 pytestmark = pytest.mark.contract
 
@@ -553,6 +554,40 @@ def test_a_connection_on_which_nothing_comes_is_replaced() -> None:
             stopped.settimeout(LIMIT_S)
             for _ in range(2):
                 stopped.accept()[0].close()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("end", ["its time is over", "its caller goes"])
+def test_a_connection_that_nobody_waits_for_just_when_it_is_made_is_closed(
+    end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits, callers = list[asyncio.Timeout](), list[asyncio.Future[Any]]()
+    limited, received = asyncio.timeout, _Connection.data_received
+
+    def timeout(limit_s: float) -> asyncio.Timeout:
+        limits.append(limited(limit_s))
+        return limits[-1]
+
+    def receive(connection: _Connection, data: bytes) -> None:
+        # Both in the turn of the loop in which the term comes.
+        if end == "its caller goes":
+            callers[0].cancel()
+        else:
+            limits[-1].reschedule(0.0)
+        received(connection, data)
+        assert connection.has_term
+
+    monkeypatch.setattr("elasticdl.rpc.call_client.asyncio.timeout", timeout)
+    monkeypatch.setattr(_Connection, "data_received", receive)
+
+    async def story() -> None:
+        async with served() as (service, server, address), client(address) as one:
+            callers.append(asyncio.ensure_future(status(one)))
+            with pytest.raises((CallFailed, asyncio.CancelledError)):
+                await callers[0]
+            await until_async("it is closed", lambda: not server._connections)
+            assert not service.acted
 
     asyncio.run(story())
 
