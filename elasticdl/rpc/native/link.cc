@@ -253,7 +253,8 @@ void Link::answered(Time now) {
     case State::repeating: return repeat();
     default: break;
   }
-  if (part_->sequence > 0) {
+  // The parts of `meet` have a number, but no reply.
+  if (part_->sequence > 0 && !part_->targets.empty()) {
     wire::PushReply reply;
     std::memcpy(&reply, part_->targets.front().data, sizeof reply);
     log_.acknowledged(part_->sequence);
