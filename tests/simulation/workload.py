@@ -189,12 +189,13 @@ def plan_of(seed: int, strategy: str) -> Plan:
     if strategy == SERVERS and seed not in old_seeds_of(strategy):
         flags |= _cluster_flags(seed, exports="output" in flags)
     longer = 12 if autoscale else 4 if slow else 1
+    spec = spec_of(flags)
     bad_every = random.Random(f"bad {strategy} {seed}").choice([0, 0, 0, 2, 7, 50])
     return Plan(
         strategy,
         seed,
         flags,
-        spec_of(flags),
+        spec,
         # What is slow shows after a while only, and so does what more workers add.
         tuple(Source(one.name, longer * one.records) for one in size.training),
         validation,
@@ -209,7 +210,7 @@ def plan_of(seed: int, strategy: str) -> Plan:
             Weather() if calm else _weather(draw),
             **({"latency_s": 0.3, "spread": 1.0} if far else {}),
         ),
-        kept_pushes=_kept_pushes(seed, strategy),
+        kept_pushes=_kept_pushes(seed) if spec.keeps_pushes else 0,
         faults=(
             *(() if calm else _faults(draw, strategy, size.steps)),
             *(stragglers if slow else ()),
@@ -219,9 +220,7 @@ def plan_of(seed: int, strategy: str) -> Plan:
     )
 
 
-def _kept_pushes(seed: int, strategy: str) -> int:
-    if strategy != SERVERS:
-        return 0
+def _kept_pushes(seed: int) -> int:
     # Drawn apart, so that seeds keep the rest of their jobs.
     return random.Random(f"kept pushes {seed}").choice([ALL_KEPT, ALL_KEPT, 1, 5, 30])
 
