@@ -170,7 +170,8 @@ class Master:
         for index in range(self.reports, self.reports + round(WORKERS / REPORT_EVERY_S)):
             self.report(ProcessName(Role.WORKER, index % WORKERS))
         self.clock.advance(1.0)
-        self.page._change_feed._tick()
+        feed = self.page._change_feed
+        feed._tick(feed._view.reading(), 1.0)
 
 
 async def watch(port: int, number: int) -> None:
