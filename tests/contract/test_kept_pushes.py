@@ -5,6 +5,7 @@ them: real servers over loopback.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from elasticdl.worker.ps.kept_pushes import kept_bytes
 from tests.contract.ps_stage import LIMIT_S, TOKEN, BadNetwork, Stage, counting_spec, shown, update
 from tests.contract.test_checkpoint_deltas import Training, spec_of
 from tests.contract.test_checkpoint_restore import RULES, checkpoint, contents, place
+from tests.waiting import until
 
 pytestmark = pytest.mark.contract
 
@@ -349,6 +351,31 @@ def test_a_push_that_is_tried_again_is_not_lost_with_a_server_between_the_tries(
         assert [server.statistics()["pushes"] for server in stage.servers] == [1, 3]
     finally:
         stage.close()
+
+
+def test_what_a_server_took_along_in_the_middle_of_a_push_is_known() -> None:
+    """Whoever meets the next one before the push ends would say that it lacks nothing. But the push
+    ends well with the other server's answer, and nobody makes it again.
+    """
+    stage = Stage(2)
+    with ThreadPoolExecutor(2) as threads, ExitStack() as stack:
+        stack.callback(stage.close)
+        pool = stage.pool()
+        pool.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
+        pool.meet(timeout_s=LIMIT_S)
+        stage.servers[0].gate(LIMIT_S)
+        first = update(1, (0, 0), np.ones(6, np.float32))
+        pushing = threads.submit(pool.push, first, timeout_s=LIMIT_S)
+        until("a push on one server", lambda: stage.servers[1].statistics()["pushes"])
+        # Until the worker has its answer, most likely. Otherwise the next one gets the push again.
+        wait((pushing,), timeout=0.3)
+        stage.lose(1)
+        pool.move(stage.addresses)
+        meeting = threads.submit(pool.meet, timeout_s=LIMIT_S)
+        wait((meeting,), timeout=0.3)
+        stage.servers[0].ungate()
+        met = {**pushing.result().met, **meeting.result()}
+        assert met == {stage.addresses[1]: 1 - stage.servers[1].statistics()["pushes"]}
 
 
 def test_kept_memory_tells_the_next_process_that_it_began_with_a_checkpoint(

@@ -96,6 +96,13 @@ SERVERS = (
         "Of the simulation: a push reached a server that was still getting earlier ones again,"
         " which it then took for repeated.",
     ),
+    Defect(
+        "ps",
+        (991146,),
+        "Of the simulation: a worker met a server in the middle of a push that its predecessor had"
+        " taken along, and did not say so.",
+        any_flags=True,
+    ),
 )
 STEPS = (
     Defect(

@@ -23,6 +23,7 @@ from elasticdl.rpc.ps_control import Fenced, RecentSteps, SavedFile, ServerCut, 
 from elasticdl.shard import Applied, SnapshotId
 from tests.simulation.cluster import Running
 from tests.simulation.scheduler import Process, Scheduler, Task
+from tests.simulation.threads import Lock
 from tests.simulation.workload import ALL_KEPT
 
 if TYPE_CHECKING:
@@ -654,6 +655,11 @@ class Parameters:
         self._log = PushLog(world.plan.servers, world.plan.kept_pushes, 0)
         self._new: dict[str, int] = {}
         """Addresses of servers that were met since the last push that all servers have."""
+        self._pushing = Lock(gives_way=False)
+        """Held as in `rpc.ps_client.ServerPool`: no server is met in the middle of a push.
+
+        Seeds keep their jobs if nobody waits for it.
+        """
 
     def initialise(self, spec: Any, dense: Any, *, timeout_s: float) -> bool:
         def ask(server: Server, reply: Callable[[Any, BaseException | None], None]) -> None:
@@ -686,6 +692,10 @@ class Parameters:
         return Pulled(versions, newest, (), tuple(fan.seconds))
 
     def push(self, update: Update, *, timeout_s: float) -> Pushed:
+        with self._pushing:
+            return self._push(update, timeout_s)
+
+    def _push(self, update: Update, timeout_s: float) -> Pushed:
         self._world.truth.pushing(self._name, update)
 
         def ask(server: Server, reply: Callable[[Any, BaseException | None], None]) -> None:
@@ -721,6 +731,10 @@ class Parameters:
         )
 
     def meet(self, *, timeout_s: float) -> Mapping[str, int]:
+        with self._pushing:
+            return self._meet_all(timeout_s)
+
+    def _meet_all(self, timeout_s: float) -> Mapping[str, int]:
         end_s = self._scheduler.now_s + timeout_s
         while True:
             first = self._first

@@ -28,16 +28,17 @@ def _scheduler() -> Scheduler:
 
 @final
 class Lock:
-    """`threading.Lock`."""
+    """`threading.Lock`. `gives_way`: whether its takers let others run, now and then."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, gives_way: bool = True) -> None:
         self._scheduler = _scheduler()
+        self._gives_way = gives_way
         self._held = False
         self._waiting: deque[Task] = deque()
 
     def acquire(self) -> bool:
         scheduler = self._scheduler
-        if scheduler.gives_way:
+        if self._gives_way and scheduler.gives_way:
             scheduler.give_way()
         while self._held:
             assert scheduler.current is not None
