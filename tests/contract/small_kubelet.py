@@ -27,6 +27,8 @@ class SmallKubelet(SmallCluster):
         """Every pod that was created to check, as it was sent."""
         self._logs = tempfile.TemporaryDirectory()
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._half_read: set[str] = set()
+        """Pods whose log was last read before they ended: a node sends all of it first."""
 
     def put(self, path: str, made: dict[str, Any]) -> dict[str, Any]:
         if (made["metadata"].get("labels") or {}).get(ROLE_LABEL) == CHECK:
@@ -40,6 +42,9 @@ class SmallKubelet(SmallCluster):
         pod = self.objects.get(request.path.removesuffix("/log"))
         if request.method == "GET" and pod is not None and pod in self.seen:
             if request.path.endswith("/log"):
+                process = self._running.get(name)
+                half = process is not None and process.poll() is None
+                (self._half_read.add if half else self._half_read.discard)(name)
                 return web.Response(body=self._log(name))
             self._tend(name, pod)
         answered = await super().answer(request)
@@ -70,7 +75,7 @@ class SmallKubelet(SmallCluster):
             if pod["status"].get("phase") in ("Failed", "Succeeded"):
                 return
             self._start(name, pod)
-        code = self._running[name].poll()
+        code = None if name in self._half_read else self._running[name].poll()
         state: dict[str, Any] = {"running": {}}
         if code is not None:
             state = {"terminated": {"exitCode": code if code >= 0 else 128 - code}}

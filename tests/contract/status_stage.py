@@ -179,6 +179,7 @@ class Stage:
 
     async def attach(self, *names: ProcessName) -> None:
         for name in names:
+            self.gateway.sessions.claim(name, str(name))
             at: dict[str, Any] = (
                 {"control_address": "127.0.0.1:1", "bulk_address": "127.0.0.1:2"}
                 if name.role == "ps"

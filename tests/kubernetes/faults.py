@@ -83,7 +83,7 @@ def lose_node(job: Job, first: str) -> None:
     try:
         until_seen(
             "the Job has another master",
-            lambda: any(name_of(pod) != first for pod in masters(job)),
+            lambda: any(name_of(pod) != first for pod in masters(job)[-1:]),
             300.0,
             context=lambda: f"{_nodes(job)}\n{job.story()}",
         )

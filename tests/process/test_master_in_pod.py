@@ -56,11 +56,12 @@ from functools import partial
 from elasticdl.master.platform import kubernetes_resources, kubernetes
 from elasticdl.master import main, preflight
 preflight.COMMAND = (sys.executable, sys.argv[1])
-with socket.socket() as one, socket.socket() as other:
-    one.bind(("127.0.0.1", 0))
-    other.bind(("127.0.0.1", 0))
-    kubernetes.MASTER_PORT = one.getsockname()[1]
-    kubernetes.STATUS_PORT = other.getsockname()[1]
+free = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+kubernetes.MASTER_PORT, kubernetes.STATUS_PORT, kubernetes.RENDEZVOUS_PORT = (
+    one.getsockname()[1] for one in free
+)
+for one in free:
+    one.close()
 for name in ("master", "status"):
     open(f"{name}_port", "w").write(str(getattr(kubernetes, f"{name}_port".upper())))
 kubernetes.SECRET_FOLDER, kubernetes.TERMINATION_MESSAGE = "token", "outcome"
