@@ -61,9 +61,23 @@ def validated(request: Request) -> JobSpec:
     keys = {} if request.file is None else _keys_of(request.file)
     flags = {name.replace("-", "_"): value for name, value in request.flags.items()}
     refuse_unused(request.action, flags)
+    if request.file is None and "model_def" not in flags and (yaml := _flags_of_resumed(flags)):
+        raise SpecError(
+            "--resume does not read the job's flags",
+            hint=f"they are in {yaml}: add -f {yaml}",
+        )
     return JobSpec.from_flags(request.action, {**keys, **flags}).replace(
         workers_anew="num_workers" in flags, servers_anew="num_ps_pods" in flags
     )
+
+
+def _flags_of_resumed(flags: Mapping[str, Any]) -> Path | None:
+    """The file with the flags of the job that is to be resumed, if it is on this machine."""
+    name, place = flags.get("job_name"), flags.get("job_dir")
+    if not flags.get("resume") or not (name or place):
+        return None
+    yaml = JobDirectory(Path(place) if place else JOBS / str(name)).yaml
+    return yaml if yaml.exists() else None
 
 
 def _keys_of(file: Path) -> dict[str, Any]:

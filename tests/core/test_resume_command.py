@@ -17,7 +17,7 @@ from elasticdl.cli.request import Request, settle
 from elasticdl.cluster.kubernetes.job_state import JobState
 from elasticdl.cluster.kubernetes.planning import job_object
 from elasticdl.cluster.kubernetes.submitted_job import spec_of
-from elasticdl.errors import ExitCode
+from elasticdl.errors import ExitCode, SpecError
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.job_name import next_name
@@ -352,3 +352,19 @@ def test_who_is_about_to_stop_a_job_reads_what_its_end_will_say(
     if action is Action.TRAIN:
         checkpoint(directory.checkpoints)
     assert before == resume_command(told(directory), directory)
+
+
+@pytest.mark.parametrize("place", [{"job_dir": "jobs/cost"}, {"job_name": "cost"}])
+def test_resume_without_the_jobs_flags_names_the_file_that_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: dict[str, str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    request = Request(Action.TRAIN, {"resume": True, **place})
+    with pytest.raises(SpecError, match="--training-data are missing"):
+        settle(request)
+    made(job_name="cost")
+    with pytest.raises(SpecError, match="does not read the job's flags") as refused:
+        settle(request)
+    assert refused.value.hint == "they are in jobs/cost/job.yaml: add -f jobs/cost/job.yaml"
+    with pytest.raises(SpecError, match="--training-data are missing"):
+        settle(Request(Action.TRAIN, place))
