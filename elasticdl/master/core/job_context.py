@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -283,7 +284,7 @@ class JobContext:
         """
         if self.spec.action is not Action.TRAIN:
             return None
-        living = self._may_push_again()
+        living = self._who_has_kept()
         found = (
             self.updates.counts(living) if mark is None else self.updates.counts_at(mark, living)
         )
@@ -294,26 +295,25 @@ class JobContext:
 
     def lost_updates(self) -> int:
         """How many updates servers have lost that no worker may push again."""
-        return self.updates.counts(self._may_push_again()).lost
+        return self.updates.counts(self._who_has_kept()).lost
 
     def pushes_awaited(self) -> bool:
         """Whether workers are about to push again what a server lacks that came back."""
-        return any(True for _ in self._who_pushes_again())
+        return any(True for _ in self._may_push_again(self.now_s - _PUSHED_AGAIN_S))
 
     def who_pushes_again(self) -> tuple[ProcessName, ...]:
         """Workers that a server has not met which came back a short time ago."""
-        return tuple(self._who_pushes_again())
+        return tuple(self._may_push_again(self.now_s - _PUSHED_AGAIN_S))
 
-    def _who_pushes_again(self) -> Iterator[ProcessName]:
-        after_s, going = self.now_s - _PUSHED_AGAIN_S, self.processes.going
-        # For most of a job no server has come back lately.
-        waiting = self.updates.awaited(after_s) if self.server_back_s > after_s else ()
-        return (name for name in map(ProcessName.parse, waiting) if name in going)
+    def _may_push_again(self, after_s: float) -> Iterator[ProcessName]:
+        """Workers that a server has not met which came back after that time."""
+        waiting = map(ProcessName.parse, self.updates.awaited(after_s))
+        return (name for name in waiting if name in self.processes.going)
 
-    def _may_push_again(self) -> frozenset[str]:
+    def _who_has_kept(self) -> frozenset[str]:
+        """Workers that may push again what some server lacks, until the job is over."""
         over = self.phase in (Phase.ENDING, Phase.ENDED)
-        workers = () if over else self.processes.workers()
-        return frozenset(str(process.name) for process in workers)
+        return frozenset() if over else frozenset(map(str, self._may_push_again(-math.inf)))
 
     def version_may_fall(self) -> bool:
         """Whether a lower version is real rather than a late heartbeat."""

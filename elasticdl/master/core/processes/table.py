@@ -250,6 +250,8 @@ class Processes:
         self._live: list[Process] = []
         self._live_at = -1
         """The count of changes that `_live` is from."""
+        self.servers: list[Process] = []
+        """All parameter servers that were ever started."""
         self._servers: dict[int, Process] = {}
         """The newest incarnation of each parameter server."""
 
@@ -261,6 +263,7 @@ class Processes:
         self._census.begins(process)
         self.all[name] = self.going[name] = self.shown[name] = process
         if name.role is Role.PS:
+            self.servers.append(process)
             self._servers[name.index] = process
         return process
 

@@ -54,8 +54,7 @@ class UpdateBooking:
         account = self._context.updates
         if not event.met:
             return account.reported(event, {})
-        processes = self._context.processes.all.values()
-        names = {one.bulk_address: one.name for one in processes if one.name.role is Role.PS}
+        names = {one.bulk_address: one.name for one in self._context.processes.servers}
         met = {names[at]: last for at, last in event.met.items() if at in names}
         before = account.lost_of(event.worker)
         account.reported(event, met)
