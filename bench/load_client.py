@@ -28,6 +28,7 @@ from elasticdl.rpc.call_frames import (
     TERM,
     TERM_NUMBER,
 )
+from elasticdl.rpc.retry import PASSING
 from elasticdl.tokens import process_token, proof_to_master
 
 CALL_S, POLL_S, GIVE_UP_S = 15.0, 20.0, 90.0
@@ -38,14 +39,8 @@ RETRY_S = 1.0
 _SOON_S = 0.05
 FIRST_SHARE = 1.2
 """What is left of the first lease's time at most: clients that start together get out of step."""
-_RETRIED = (
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.CANCELLED,
-    grpc.StatusCode.INTERNAL,
-)
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
-_GAUGES = {"step_ms": 31.5, "pull_ms": 4.1, "push_ms": 6.2, "staleness_mean": 0.7, "rss_bytes": 9e8}
+GAUGES = {"step_ms": 31.5, "pull_ms": 4.1, "push_ms": 6.2, "staleness_mean": 0.7, "rss_bytes": 9e8}
 
 
 @dataclass(slots=True)
@@ -191,7 +186,7 @@ class Client:
         if code is grpc.StatusCode.ABORTED:
             self._attached_now = False
             self._attach_to()
-        elif code in _RETRIED:
+        elif code in PASSING:
             delay_s = self._random.uniform(0.5, 1.0) * RETRY_S
             connection = self._connection
 
@@ -260,7 +255,7 @@ class Client:
         self._wanted_s = time.monotonic()
         self._sequence += 1
         self._lease = lease  # Until there is an answer: another master is told of it.
-        self._begin_report(pb.ReportRequest(progress=[done], gauges=_GAUGES))
+        self._begin_report(pb.ReportRequest(progress=[done], gauges=GAUGES))
 
     def _begin_report(self, report: pb.ReportRequest) -> None:
         if self.failure:
@@ -294,7 +289,7 @@ class Client:
         if beat_s <= 0 and self._report is None and self.term:
             # A server's version grows with the pushes of its workers.
             version = int(now_s) if self.name.role is Role.PS else 0
-            self._begin_report(pb.ReportRequest(version=version, gauges=_GAUGES))
+            self._begin_report(pb.ReportRequest(version=version, gauges=GAUGES))
         limits_s = {"Orders": float("inf"), "RequestLease": POLL_S + CALL_S}
         late = any(now_s - at_s > limits_s.get(of, CALL_S) for of, at_s in self._calls.values())
         late |= self._connect_by_s is not None and now_s > self._connect_by_s

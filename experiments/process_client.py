@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
+from bench.load_client import CALL_S, GAUGES, GIVE_UP_S, POLL_S
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.call_client import CallClient
@@ -22,18 +23,11 @@ from elasticdl.rpc.elasticdl_pb2_grpc import (
     ParameterServerServicer,
     add_ParameterServerServicer_to_server,
 )
+from elasticdl.rpc.retry import PASSING
 from elasticdl.tokens import process_token, proof_to_master
 
-CALL_S, POLL_S, GIVE_UP_S = 15.0, 20.0, 90.0
 LOOK_S = 0.05
 _LONGEST_PAUSE_S = 1.0
-_PASSING = (
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.CANCELLED,
-    grpc.StatusCode.INTERNAL,
-)
-_GAUGES = {"step_ms": 31.5, "pull_ms": 4.1, "push_ms": 6.2, "staleness_mean": 0.7, "rss_bytes": 9e8}
 
 
 class Refused(Exception):
@@ -183,7 +177,7 @@ class Client:
         async with self._reporting:
             self._reports += 1
             request = pb.ReportRequest(
-                progress=progress, sequence=self._reports, gauges=_GAUGES, version=version
+                progress=progress, sequence=self._reports, gauges=GAUGES, version=version
             )
             if asks:
                 self._sequence += 1
@@ -245,7 +239,7 @@ class Client:
     async def _survive(self, error: CallFailed, term: int, away_s: float) -> None:
         if error.code() is grpc.StatusCode.ABORTED:
             await self._attach_again(term)
-        elif error.code() not in _PASSING or away_s > GIVE_UP_S:
+        elif error.code() not in PASSING or away_s > GIVE_UP_S:
             unexpected = error.code() is grpc.StatusCode.FAILED_PRECONDITION
             kind = Unexpected if unexpected else Refused
             raise kind(f"{error.code().name}: {error.details()}") from error

@@ -26,8 +26,9 @@ _REFUSALS = (
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.FAILED_PRECONDITION,
 )
-# INTERNAL is what a connection torn in the middle of a message looks like.
-_PASSING = (
+# A call that ended so may be made again. INTERNAL is what a connection torn in the middle of a
+# message looks like.
+PASSING = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.CANCELLED,
@@ -50,7 +51,7 @@ def mapped(error: grpc.RpcError, what: str) -> ElasticDLError:
         return Refused(message)
     if code is grpc.StatusCode.ABORTED:
         return MasterReplaced(message)
-    if code in _PASSING:
+    if code in PASSING:
         return TransientError(message)
     if code is grpc.StatusCode.INVALID_ARGUMENT:
         return UserError(message)
