@@ -211,8 +211,8 @@ class Pool:
         timeout_s: float,
     ) -> tuple[list[int], list[int], list[float], list[tuple[str, int]], bool, int]:
         """(versions, staleness, seconds until the answer), one a server; the servers that were met,
-        as in `meet`; whether kept pushes fill half of their room, or this one has no place there;
-        and then the bytes of its largest part, else 0.
+        as in `meet`; whether kept pushes fill half of their room; and the bytes of this one's
+        largest part if it has no place there, else 0.
         """
 
     def meet(self, newest: Weights | None, timeout_s: float) -> list[tuple[str, int]]:

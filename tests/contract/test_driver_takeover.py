@@ -215,12 +215,20 @@ def crowd(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Crowd:
 FAILURE = Report(failures=(Failure(Task.TRAINING, ShardId(4), 0, "boom"),))
 
 
-def test_a_report_waits_until_each_process_has_attached_or_left(
-    stage: Stage, crowd: Crowd, pool: concurrent.futures.ThreadPoolExecutor
-) -> None:
-    report = pool.submit(crowd.client.report, FAILURE)
+@pytest.fixture
+def report(
+    crowd: Crowd, pool: concurrent.futures.ThreadPoolExecutor
+) -> concurrent.futures.Future[float | None]:
+    """A report of the worker, which waits for the last two of the crowd."""
+    waiting = pool.submit(crowd.client.report, FAILURE)
     assert crowd.waits.wait(LIMIT_S)
     crowd.come()
+    return waiting
+
+
+def test_a_report_waits_until_each_process_has_attached_or_left(
+    stage: Stage, crowd: Crowd, report: concurrent.futures.Future[float | None]
+) -> None:
     crowd.late.attach()
     assert not stage.core.of(happened.TaskFailed)
     crowd.leave(crowd.last)
@@ -229,11 +237,8 @@ def test_a_report_waits_until_each_process_has_attached_or_left(
 
 
 def test_a_process_that_no_master_has_answered_attaches_as_a_new_one_and_none_waits_for_it(
-    stage: Stage, crowd: Crowd, pool: concurrent.futures.ThreadPoolExecutor
+    stage: Stage, crowd: Crowd, report: concurrent.futures.Future[float | None]
 ) -> None:
-    report = pool.submit(crowd.client.report, FAILURE)
-    assert crowd.waits.wait(LIMIT_S)
-    crowd.come()
     crowd.leave(crowd.last)
     assert not stage.core.of(happened.TaskFailed)
     crowd.late.attach()
