@@ -63,19 +63,28 @@ def test_the_member_that_holds_up_a_reduction_is_named(
             ),
         )
         assert sorted(named["ring"]["members"]) == ["worker-0", "worker-1"]
-        job.wait_until("its stack is there", lambda _: bool(stalls(job)))
+        job.wait_until("its stack is there", lambda _: shows_the_lock(stalls(job)))
         job.wait_until(
             "the wait is an event", lambda _: any("worker-1" in one for one in waits(job))
         )
         for verb in ("status", "why"):
             assert "worker-1" in said(verb, job), verb
     finished(job, epochs=1, accuracy=0.5)
-    (stall,) = stalls(job)
-    assert (stall["process"], "digits_locked.py" in stall["text"]) == ("worker-1", True)
 
 
 def stalls(job: Job) -> list[dict[str, Any]]:
     return [event for event in job.events() if event["kind"] == "stall"]
+
+
+def shows_the_lock(stalls: list[dict[str, Any]]) -> bool:
+    """Whether a stack of worker-1 shows the lock.
+
+    On a busy machine the master may ask for stacks twice, or ask the other member, too.
+    """
+    return any(
+        (stall["process"], "digits_locked.py" in stall["text"]) == ("worker-1", True)
+        for stall in stalls
+    )
 
 
 def waits(job: Job) -> list[str]:
