@@ -238,15 +238,16 @@ def check_gpu() -> None:
 
 
 def _build(stage: str, name: str) -> None:
-    wheels = cache().with_name("horovod")
-    wheels.mkdir(exist_ok=True)
-    mounted = f"--volume={wheels}:/var/cache/elasticdl/horovod"
+    folders = [cache().with_name(name) for name in ("horovod", "objects")]
+    for folder in folders:
+        folder.mkdir(exist_ok=True)
+    mounted = [f"--volume={folder}:/var/cache/elasticdl/{folder.name}" for folder in folders]
     common = [
         "--layers",
         f"--target={stage}",
         f"--build-arg=BASE_IMAGE={BASE}",
         "--build-arg=RING=yes",
-        mounted,
+        *mounted,
         *flags(),
     ]
     _buildah("build", *common, f"--file={ROOT / 'docker/Dockerfile'}", f"--tag={name}", str(ROOT))
