@@ -14,7 +14,13 @@ import pytest
 from elasticdl.clock import ManualClock
 from elasticdl.history.lines import JsonLines
 from elasticdl.history.series import MOST_LABELS
-from elasticdl.job_status import NO_RECORDS, JobStatus, ScaleStatus, unknown_status
+from elasticdl.job_status import (
+    NO_RECORDS,
+    CheckpointStatus,
+    JobStatus,
+    ScaleStatus,
+    unknown_status,
+)
 from elasticdl.jobdir.last_status import cut_short, last_seen_s, status_when_killed
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.master.core.data.resuming import RunBefore
@@ -134,6 +140,20 @@ def test_curves_are_saved_now_and_then_and_the_next_master_goes_on_with_them(
         for at_s, value in zip(workers["at_s"], workers["values"], strict=True)
         if value is not None
     ] == [1.0, 60.0]
+
+
+def test_counts_are_saved_with_a_new_checkpoint_whose_job_may_be_killed(tmp_path: Path) -> None:
+    clock, newest = ManualClock(), tmp_path / "newest.json"
+    collector = Collector(tmp_path / "series.json", clock, newest)
+    saved = CheckpointStatus(version=7, path="x", bytes=1, at_s=12.0)
+    looks = [status(10.0), status(11.0), status(12.0, checkpoints=(saved,))]
+    trained = []
+    for look in looks:
+        clock.advance(look.at_s - clock.now_s())
+        collector.look(look)
+        asyncio.run(collector.save_if_due())
+        trained.append(json.loads(newest.read_text())["status"]["records"]["trained"])
+    assert trained == [100, 100, 120]
 
 
 @pytest.mark.parametrize(

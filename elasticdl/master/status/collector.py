@@ -88,6 +88,8 @@ class Collector:
         self._versions: deque[tuple[float, int]] = deque()
         self._recorded: list[Sample] = []
         self._save_at_s = clock.now_s() + _FIRST_SAVE_S
+        self._affordable_at_s = self._save_at_s
+        """The earliest time of the next save."""
         self.newest: list[Sample] = []
         self.looks = 0
         self.paused = False
@@ -118,6 +120,9 @@ class Collector:
         if not self.looks:
             self._series.break_off(at_s)
         samples, self._recorded = self._recorded, []
+        if self._status is not None and status.checkpoints[-1:] != self._status.checkpoints[-1:]:
+            # After a kill, the saved counts must not be behind the newest checkpoint.
+            self._save_at_s = min(self._save_at_s, self._affordable_at_s)
         self._status = status
         for (name, label, unit), value in self._values(status):
             if self._series.add((name, label, unit), at_s, records, value):
@@ -135,7 +140,8 @@ class Collector:
             status = json.dumps({"status": self._status.to_json()})
         took_s = self._clock.now_s() - begin_s
         # Save less often when encoding is slow: it blocks the event loop.
-        self._save_at_s = begin_s + max(_SAVE_EVERY_S, took_s / _SAVE_SHARE)
+        self._affordable_at_s = begin_s + took_s / _SAVE_SHARE
+        self._save_at_s = max(begin_s + _SAVE_EVERY_S, self._affordable_at_s)
         await asyncio.to_thread(self._write, text, status)
 
     def save(self) -> None:
