@@ -42,11 +42,19 @@ from elasticdl.job_sections import (
     refuse_unknown,
 )
 from elasticdl.kubernetes_section import ZOO_OF_IMAGES, KubernetesSection, LadderUse
+from elasticdl.shard import Task
 
 _VOLUME = (
     "for example --volume claim_name=CLAIM,mount_path=/data --job-dir /data/NAME --output"
     " /data/NAME/export"
 )
+
+DATA_FLAGS: Mapping[Task, str] = {
+    Task.TRAINING: "--training-data",
+    Task.EVALUATION: "--validation-data",
+    Task.PREDICTION: "--prediction-data",
+}
+"""The flag that names the data of a task."""
 
 
 class JobSpec(Section):
@@ -220,17 +228,18 @@ class JobSpec(Section):
         """The Secret with the status page's certificate; None: the job's own authority signs it."""
         return None if self.cluster.tls in (TLS_AUTO, TLS_ON, TLS_OFF) else self.cluster.tls
 
-    def origins(self) -> tuple[str, ...]:
-        """The data that the action uses, as it is named."""
+    def origins(self) -> Mapping[Task, str]:
+        """The data that the action uses, as it is named; none for a task without data."""
         data = self.data
-        match self.action:
-            case Action.TRAIN:
-                named: tuple[str, ...] = (data.training_data, data.validation_data)
-            case Action.EVALUATE:
-                named = (data.validation_data,)
-            case Action.PREDICT:
-                named = (data.prediction_data,)
-        return tuple(origin for origin in named if origin)
+        named = {
+            Action.TRAIN: {
+                Task.TRAINING: data.training_data,
+                Task.EVALUATION: data.validation_data,
+            },
+            Action.EVALUATE: {Task.EVALUATION: data.validation_data},
+            Action.PREDICT: {Task.PREDICTION: data.prediction_data},
+        }[self.action]
+        return {task: origin for task, origin in named.items() if origin}
 
     @property
     def keeps_checkpoints(self) -> bool:

@@ -10,8 +10,9 @@ import math
 import os
 import struct
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,18 @@ _MAGIC = b"EDLRING1"
 _FRONT = struct.Struct("<8sQ")
 _MAX_HEADER_BYTES = 64 << 20
 _MAX_RANK = 32  # of NumPy 1; no variable comes near
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ArrayShape:
+    """The shape of an array, and the name of its dtype."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"shape {self.shape}, {self.dtype}"
 
 
 class _Array(BaseModel):
@@ -69,6 +82,28 @@ def read(directory: Path) -> tuple[int, dict[str, NDArray[np.generic]]]:
 
     Raises Corrupted, and UserError for a checkpoint of servers.
     """
+    part = _part(directory)
+    store.verify_part(directory, part)
+    with (directory / NAME).open("rb") as file:
+        header, sizes = _header(file, part)
+        return header.version, {
+            array.name: _array(file.read(bytes_), array)
+            for array, bytes_ in zip(header.arrays, sizes, strict=True)
+        }
+
+
+def shapes(directory: Path) -> dict[str, ArrayShape]:
+    """The arrays of a ring's checkpoint by name, without their values. Raises as `read`."""
+    part = _part(directory)
+    try:
+        with (directory / NAME).open("rb") as file:
+            header, _ = _header(file, part)
+    except OSError as error:
+        raise Corrupted(f"{directory / NAME}: {error.strerror or error}") from error
+    return {array.name: ArrayShape(array.shape, array.dtype) for array in header.arrays}
+
+
+def _part(directory: Path) -> PartFile:
     manifest = store.read_manifest(directory)
     part = next((file for file in manifest.files if file.name == NAME), None)
     if part is None:
@@ -79,27 +114,26 @@ def read(directory: Path) -> tuple[int, dict[str, NDArray[np.generic]]]:
                 " checkpoint"
             ),
         )
-    store.verify_part(directory, part)
-    path = directory / NAME
-    with path.open("rb") as file:
-        front = file.read(_FRONT.size)
-        if len(front) < _FRONT.size:
-            raise Corrupted(f"{path} has only {len(front)} bytes: not a checkpoint of a ring")
-        magic, size = _FRONT.unpack(front)
-        if magic != _MAGIC or size > _MAX_HEADER_BYTES:
-            raise Corrupted(f"{path} begins with {magic!r}: not a checkpoint of a ring")
-        try:
-            header = _Header.model_validate_json(file.read(size))
-            sizes = [_size(array) for array in header.arrays]
-        except (ValidationError, ValueError) as error:
-            raise Corrupted(f"{path}: {error}") from error
-        whole = _FRONT.size + size + sum(sizes)
-        if whole != part.bytes:
-            raise Corrupted(f"{path} has {part.bytes} bytes, its header says {whole}")
-        return header.version, {
-            array.name: _array(file.read(bytes_), array)
-            for array, bytes_ in zip(header.arrays, sizes, strict=True)
-        }
+    return part
+
+
+def _header(file: BinaryIO, part: PartFile) -> tuple[_Header, list[int]]:
+    """Read the header, and the bytes of each array. Raises Corrupted."""
+    front = file.read(_FRONT.size)
+    if len(front) < _FRONT.size:
+        raise Corrupted(f"{file.name} has only {len(front)} bytes: not a checkpoint of a ring")
+    magic, size = _FRONT.unpack(front)
+    if magic != _MAGIC or size > _MAX_HEADER_BYTES:
+        raise Corrupted(f"{file.name} begins with {magic!r}: not a checkpoint of a ring")
+    try:
+        header = _Header.model_validate_json(file.read(size))
+        sizes = [_size(array) for array in header.arrays]
+    except (ValidationError, ValueError) as error:
+        raise Corrupted(f"{file.name}: {error}") from error
+    whole = _FRONT.size + size + sum(sizes)
+    if whole != part.bytes:
+        raise Corrupted(f"{file.name} has {part.bytes} bytes, its header says {whole}")
+    return header, sizes
 
 
 def _bytes_of(array: NDArray[np.generic]) -> bytes:

@@ -56,7 +56,7 @@ def _differs(
     return UserError(
         f"{where} is of another model: the first {kind} that differs is {_described(mine)} in the"
         f" model, {_described(theirs)} there",
-        hint="use the model of the job that made it",
+        hint="use the module and --model-params of the job that made it",
     )
 
 

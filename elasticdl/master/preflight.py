@@ -27,7 +27,7 @@ from elasticdl.cluster.local.parent_death import PARENT_PID_VARIABLE
 from elasticdl.data.origins import expand
 from elasticdl.errors import ExitCode, UserError
 from elasticdl.formatting import STACKS_VARIABLE
-from elasticdl.job import JobSpec
+from elasticdl.job import DATA_FLAGS, JobSpec
 from elasticdl.jobdir.layout import write_json
 from elasticdl.master.check_watch import CheckLimits, CheckWatch, Tell
 from elasticdl.model.module_file import module_file
@@ -135,8 +135,12 @@ def refuse_paths(spec: JobSpec) -> None:
     try:
         module = module_file(spec.model)
         if module.reads_files:
-            for origin in spec.origins():
-                expand(origin)
+            for task, origin in spec.origins().items():
+                try:
+                    expand(origin)
+                except UserError as error:
+                    error.message = f"{DATA_FLAGS[task]}: {error.message}"
+                    raise
     except UserError as error:
         error.exit_code = ExitCode.USAGE
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import warnings
 from collections.abc import Mapping
@@ -31,7 +32,8 @@ def check_params(module: ModelModule, params: Mapping[str, Scalar]) -> None:
     if unknown:
         raise UserError(
             f"--model-params {unknown[0]}={params[unknown[0]]!r}: neither custom_model"
-            f" ({place(module.custom_model)}) nor optimizer ({place(module.optimizer)}) takes it"
+            f" ({place(module.custom_model)}) nor optimizer ({place(module.optimizer)}) takes it",
+            hint=_known_params(module, unknown[0]),
         )
     for function, given in (
         (module.custom_model, taken(module.custom_model, params)),
@@ -42,6 +44,18 @@ def check_params(module: ModelModule, params: Mapping[str, Scalar]) -> None:
                 f"{place(function)}: {getattr(function, '__name__', function)}: {problem}",
                 hint="set it in --model-params",
             )
+
+
+def _known_params(module: ModelModule, unknown: str) -> str:
+    known = [
+        name
+        for function in (module.custom_model, module.optimizer)
+        for name in inspect.signature(function).parameters
+    ]
+    near = difflib.get_close_matches(unknown, known, n=1)
+    if near:
+        return f"did you mean {near[0]}?"
+    return f"known: {', '.join(dict.fromkeys(known))}" if known else "they take no parameters"
 
 
 def optimizer_params(module: ModelModule, params: Mapping[str, Scalar]) -> dict[str, Scalar]:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, final
 
-from elasticdl.checkpoint import copies
+from elasticdl.checkpoint import copies, store
 from elasticdl.data import open_custom_reader, open_reader
 from elasticdl.data.base import Block, Reader
-from elasticdl.errors import PermanentError, UserError
+from elasticdl.errors import Corrupted, PermanentError, UserError
 from elasticdl.flag import is_address
 from elasticdl.formatting import BUILDING, amount
-from elasticdl.job import JobSpec
+from elasticdl.job import DATA_FLAGS, JobSpec
 from elasticdl.job_choices import Action, Strategy
+from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.output_folder import refuse_output_address
 from elasticdl.model.bad_record_filter import BadRecordFilter, Fed
+from elasticdl.model.checkpoint_fit import check_checkpoint
 from elasticdl.model.dry_run import (
     DryRun,
     begin_callbacks,
@@ -62,6 +66,8 @@ class JobPreflight:
     module: ModelModule
     stages: Stages = field(default_factory=Stages)
     data: dict[Task, TaskData] = field(default_factory=dict)
+    columns: dict[Task, Sequence[str]] = field(default_factory=dict)
+    """The names of the columns of each task's data, where its format has names."""
     warnings: list[str] = field(default_factory=list)
     processes: bool = False
     """Whether the module's processor gets the predictions of the first batch."""
@@ -83,9 +89,9 @@ class JobPreflight:
             try_to_write(self.spec.checkpoint.tensorboard_log_dir)
         if self.spec.action is Action.PREDICT:
             check_destination(self.module, self.spec.checkpoint.output)
-        for task, origin in self._origins().items():
-            if origin:
-                self.stages.begin(f"reading the {task} data")
+        for task, origin in self.spec.origins().items():
+            self.stages.begin(f"reading the {task} data")
+            with self._about_columns(task):
                 self.data[task] = self._data(task, origin)
         self.warnings += check_callbacks(
             self.module, on_ring=self.spec.training.distribution_strategy is Strategy.ALLREDUCE
@@ -93,6 +99,7 @@ class JobPreflight:
         try:
             self.stages.begin(BUILDING)
             dry_run = self._dry_run()
+            self._refuse_another_model(dry_run)
             self.stages.begin("trying one step of each kind")
             tried = self._try(dry_run)
             if self.spec.action is Action.TRAIN:
@@ -123,16 +130,23 @@ class JobPreflight:
             copies.refuse_foreign(kept.checkpoint_dir)
         try_to_write(kept.checkpoint_dir)
 
-    def _origins(self) -> Mapping[Task, str]:
-        """The data that the job's action uses."""
-        data = self.spec.data
-        match self.spec.action:
-            case Action.TRAIN:
-                return {Task.TRAINING: data.training_data, Task.EVALUATION: data.validation_data}
-            case Action.EVALUATE:
-                return {Task.EVALUATION: data.validation_data}
-            case Action.PREDICT:
-                return {Task.PREDICTION: data.prediction_data}
+    def _refuse_another_model(self, dry_run: DryRun) -> None:
+        """Raise UserError if the checkpoint that the job starts from is of another model.
+
+        Only a checkpoint on this machine is checked here. Otherwise, the processes that restore it
+        check it.
+        """
+        kept = self.spec.checkpoint
+        if kept.resume:
+            location = JobDirectory(Path(self.spec.cluster.job_dir)).checkpoints
+        elif kept.checkpoint_dir_for_init and not is_address(kept.checkpoint_dir_for_init):
+            location = Path(kept.checkpoint_dir_for_init)
+        else:
+            return
+        # A damaged checkpoint is passed over when the job starts.
+        for directory in store.complete_ones(location)[:1]:
+            with suppress(Corrupted):
+                check_checkpoint(directory, dry_run.ps_model, dry_run.ring)
 
     def _training_records(self) -> int:
         data = self.data.get(Task.TRAINING)
@@ -158,11 +172,32 @@ class JobPreflight:
             reader = self._reader(origin)
             try:
                 sources = tuple(reader.sources())
+                self.columns[task] = reader.metadata.column_names
                 feeder = Feeder(self.module, task, reader.metadata)
                 features, labels = self._first_batch(reader, sources, feeder, task)
             finally:
                 reader.close()
         return TaskData(sources, features, labels)
+
+    @contextmanager
+    def _about_columns(self, task: Task) -> Iterator[None]:
+        """Add to a UserError how the columns of the data differ from those of training."""
+        try:
+            yield
+        except UserError as error:
+            there, here = self.columns.get(Task.TRAINING, ()), self.columns.get(task, ())
+            lacks, adds = [set(one) - set(other) for one, other in ((there, here), (here, there))]
+            differences = [
+                f"{verb} {', '.join(name for name in names if name in only)}"
+                for verb, names, only in (("lacks", there, lacks), ("adds", here, adds))
+                if only
+            ]
+            if there and here and differences:
+                error.message = (
+                    f"{DATA_FLAGS[task]} has other columns than {DATA_FLAGS[Task.TRAINING]}: it"
+                    f" {' and '.join(differences)}; {error.message}"
+                )
+            raise
 
     def _reader(self, origin: str) -> Reader:
         data = self.spec.data
@@ -263,7 +298,9 @@ class JobPreflight:
                 )
         evaluated = self.data.get(Task.EVALUATION)
         if evaluated is not None:
-            tried["metrics"] = sorted(dry_run.evaluate(evaluated.features, evaluated.labels))
+            with self._about_columns(Task.EVALUATION):
+                metrics = dry_run.evaluate(evaluated.features, evaluated.labels)
+            tried["metrics"] = sorted(metrics)
         if (predicted := self.data.get(Task.PREDICTION)) is not None:
             outputs = dry_run.predict(predicted.features)
             self._check_outputs(outputs, predicted.features)

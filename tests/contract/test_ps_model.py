@@ -732,3 +732,6 @@ def test_model_params_go_to_whoever_names_them(tmp_path: Path) -> None:
         UserError, match=r"--model-params other=1: neither custom_model \(.*made\.py"
     ):
         PsModel.build(module, {"other": 1}, threshold_bytes=0, seed=0)
+    with pytest.raises(UserError) as caught:
+        PsModel.build(module, {"unit": 1}, threshold_bytes=0, seed=0)
+    assert caught.value.hint == "did you mean units?"

@@ -119,6 +119,13 @@ def test_a_damaged_one_is_listed_with_its_problem(
     assert run(["checkpoints", "list", "a"]) == 0
 
 
+def test_a_job_in_place_of_a_command_is_told_the_whole_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["checkpoints", "a"]) == 2
+    assert "`elasticdl checkpoints list a`" in capsys.readouterr().err
+
+
 def test_a_job_without_checkpoints_has_an_empty_list(
     checkpoints: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

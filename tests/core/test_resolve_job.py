@@ -139,6 +139,15 @@ def test_what_names_no_job_or_two_is_bad_usage(query: JobQuery) -> None:
         pass
 
 
+def test_a_command_without_a_job_says_which_there_are(here: Path) -> None:
+    made(here / "jobs" / "digits")
+    with pytest.raises(click.UsageError, match=r"\. In \./jobs there are digits;"):
+        resolve_job(JobQuery()).__enter__()
+    with pytest.raises(click.UsageError, match="`elasticdl list` shows all") as caught:
+        resolve_job(JobQuery(namespace="ns")).__enter__()
+    assert "digits" not in caught.value.message
+
+
 def test_a_job_that_has_ended_answers_from_what_it_left(here: Path) -> None:
     job = DirectoryJob(
         JobDirectory(

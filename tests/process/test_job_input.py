@@ -217,8 +217,8 @@ def test_an_unknown_flag_is_refused_with_the_closest_one(
 
 
 WRONG_PATHS = (
-    ({"training_data": "missing.csv"}, "missing.csv does not exist"),
-    ({"validation_data": "missing/*.csv"}, "no file matches"),
+    ({"training_data": "missing.csv"}, "--training-data: missing.csv does not exist"),
+    ({"validation_data": "missing/*.csv"}, "--validation-data: no file matches"),
     ({"model_def": "missing"}, "--model-def 'missing': no such module"),
     ({"model_zoo": "missing"}, "is not a directory"),
     ({"output": "/proc/self/export"}, "cannot make /proc/self/export"),

@@ -14,9 +14,15 @@ from typing import Any
 
 import pytest
 
+from elasticdl.checkpoint import ring_file, store
+from elasticdl.checkpoint.manifest import Manifest
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
+from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.model.check import check
+from elasticdl.model.module import load_module
+from elasticdl.model.ps_model import PsModel
+from elasticdl.model.ring_model import RingModel
 
 pytestmark = pytest.mark.process
 
@@ -218,6 +224,55 @@ def test_what_is_wrong_is_told_with_its_place(
     assert old in GOOD
     found = look(tmp_path, GOOD.replace(old, new))
     assert not found["ok"] and found["exit_code"] == 2 and words in found["error"], found
+
+
+def test_validation_data_of_other_columns_is_named_by_its_flag(tmp_path: Path) -> None:
+    other = tmp_path / "other.csv"
+    other.write_text("a,b\n1,2\n")
+    found = look(tmp_path, GOOD, validation_data=str(other))
+    words = "--validation-data has other columns than --training-data: it lacks y; "
+    assert found["error"].startswith(words) and "made.py" in found["error"], found
+    # The model takes what `feed` makes of it, and fails.
+    other.write_text("a,y\n1,0\n")
+    text = GOOD.replace("record[2:]", "record[-1:]").replace("record[:2]", "record[:-1]")
+    assert look(tmp_path, text)["ok"]
+    found = look(tmp_path, text, validation_data=str(other))
+    assert "--training-data: it lacks b; " in found["error"], found
+
+
+def test_a_checkpoint_of_another_model_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    text = (
+        GOOD.replace("layers.Dense(1)", "layers.Dense(units)")
+        .replace("layers.Flatten(), ", "layers.Flatten(), layers.Dense(units), ")
+        .replace("layers.Dense(units)]", "layers.Dense(1)]")
+    )
+    flags: dict[str, Any] = {"job_dir": str(tmp_path / "job"), "resume": True}
+    module = load_module(spec_for(tmp_path, text, ROWS, Action.TRAIN, flags).model)
+    ps_model = PsModel.build(module, {"units": 4}, threshold_bytes=0, seed=0)
+    checkpoints = JobDirectory(tmp_path / "job").checkpoints
+    manifest = Manifest(version=5, servers=1, parameters=ps_model.parameters, files=())
+    directory = store.complete(store.begin(checkpoints), manifest)
+    assert look(tmp_path, text, **flags)["ok"]
+    found = look(tmp_path, text, model_params="units=3", **flags)
+    assert found["error"].startswith(f"{directory} is of another model"), found
+    assert "--model-params" in found["hint"]
+
+
+def test_a_ring_s_checkpoint_of_another_model_is_refused_before_anything_starts(
+    tmp_path: Path,
+) -> None:
+    flags = {"distribution_strategy": "AllreduceStrategy", "embedding_threshold_bytes": 2 << 20}
+    spec = spec_for(tmp_path, GOOD, ROWS, Action.EVALUATE, flags)
+    ring = RingModel.build(load_module(spec.model), {}, seed=0)
+    making = store.begin(tmp_path / "checkpoints")
+    part = ring_file.write(making, 5, {name: one.numpy() for name, one in ring.state().items()})
+    manifest = Manifest(version=5, servers=0, parameters=None, files=(part,), ledger="{}")
+    flags["checkpoint_dir_for_init"] = str(store.complete(making, manifest))
+    assert check(spec_for(tmp_path, GOOD, ROWS, Action.EVALUATE, flags))["ok"]
+    # Another size: bytecode of the same size and second would be taken for that of this text.
+    text = GOOD.replace("Embedding(50, 4)", "Embedding(50, 16)")
+    found = check(spec_for(tmp_path, text, ROWS, Action.EVALUATE, flags))
+    assert "model/sequential/embedding/embeddings has shape (50, 16)" in found["error"], found
 
 
 def test_a_feed_that_makes_batches_is_told_to_leave_that_out(tmp_path: Path) -> None:

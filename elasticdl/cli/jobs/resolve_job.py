@@ -43,13 +43,14 @@ def resolve_job(query: JobQuery) -> Iterator[Job]:
     Raises an error with exit code 4 that lists the searched places, UsageError if nothing names a
     job.
     """
+    on_cluster = bool(query.namespace or query.kube_context)
     if not query.job and not query.job_dir:
-        raise click.UsageError(f"Name a job, or give its --job-dir. {RULE}")
+        hint = "`elasticdl list` shows all." if on_cluster else _known()
+        raise click.UsageError(f"Name a job, or give its --job-dir. {hint[0].upper()}{hint[1:]}")
     if query.job_dir and (query.namespace or query.kube_context):
         raise click.UsageError(
             "--job-dir is a job of this machine, --namespace and --kube-context one on a cluster."
         )
-    on_cluster = bool(query.namespace or query.kube_context)
     if not on_cluster:
         places = [Path(query.job_dir)] if query.job_dir else [JOBS / query.job, Path(query.job)]
         for place in chain(places, () if query.job_dir else _named(query.job)):

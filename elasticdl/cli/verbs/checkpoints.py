@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, final
 
 import click
 
@@ -41,7 +41,20 @@ def _complete(
 _TARGET = click.argument("target", metavar="JOB|DIR", shell_complete=_complete)
 
 
-@click.group(context_settings=SETTINGS)
+@final
+class _Checkpoints(click.Group):
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            ctx.fail(
+                f"No such command {args[0]!r}. There are {' and '.join(self.commands)}, for"
+                f" example `elasticdl checkpoints list {args[0]}`."
+            )
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Checkpoints, context_settings=SETTINGS)
 def checkpoints() -> None:
     """List or verify the checkpoints of a job.
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
-import numpy as np
 from numpy.typing import NDArray
 
 from elasticdl.checkpoint import ring_file
-from elasticdl.errors import UserError
+from elasticdl.checkpoint.ring_file import ArrayShape
 from elasticdl.model.building import NeedsFeatures
+from elasticdl.model.checkpoint_fit import check_arrays
 from elasticdl.model.module import ModelModule
 from elasticdl.model.ring_model import MODEL, RingModel
 from elasticdl.worker.pipeline.assignment import Assignment
@@ -43,9 +43,8 @@ def load_weights(model: RingModel, directory: Path) -> int:
     mine = {name: variable for name, variable in model.state().items() if name.startswith(MODEL)}
     version, arrays = ring_file.read(directory)
     arrays = {name: array for name, array in arrays.items() if name.startswith(MODEL)}
-    check_fit(
-        directory, arrays, {name: np.asarray(variable.numpy()) for name, variable in mine.items()}
-    )
+    shapes = {name: ArrayShape(tuple(one.shape), one.dtype) for name, one in mine.items()}
+    check_arrays(directory, _shapes(arrays), shapes)
     # After the check: a checkpoint that does not fit must not change half of the model.
     for name, variable in mine.items():
         variable.assign(arrays[name])
@@ -71,26 +70,11 @@ class Restoring:
             self._exchange.load(self._initial)
             return 0
         version, arrays = ring_file.read(Path(directory))
-        check_fit(Path(directory), arrays, dict(zip(self._names, self._initial, strict=True)))
+        mine = dict(zip(self._names, self._initial, strict=True))
+        check_arrays(Path(directory), _shapes(arrays), _shapes(mine))
         self._exchange.load([arrays[name] for name in self._names])
         return version
 
 
-def check_fit(
-    directory: Path, arrays: Mapping[str, NDArray[Any]], mine: Mapping[str, NDArray[Any]]
-) -> None:
-    """Raise UserError for the first array of a checkpoint that does not match the model."""
-    for name, array in mine.items():
-        saved = arrays.get(name)
-        if saved is None or saved.shape != array.shape or saved.dtype != array.dtype:
-            what = "no such variable" if saved is None else f"shape {saved.shape}, {saved.dtype}"
-            raise UserError(
-                f"{directory} is of another model: {name} has shape {array.shape}, {array.dtype}"
-                f" here, and {what} there",
-                hint="use the module and --model-params of the job that made the checkpoint",
-            )
-    if extra := [name for name in arrays if name not in mine]:
-        raise UserError(
-            f"{directory} is of another model: it has variable {extra[0]}, which this model lacks",
-            hint="use the module and --model-params of the job that made the checkpoint",
-        )
+def _shapes(arrays: Mapping[str, NDArray[Any]]) -> dict[str, ArrayShape]:
+    return {name: ArrayShape(array.shape, str(array.dtype)) for name, array in arrays.items()}
