@@ -223,10 +223,7 @@ def work(
     from elasticdl.worker.ring.evaluation import assemble_local
 
     begin_s = time.monotonic()
-    attached = link.attached
-    assignment = Assignment(
-        environment.name, spec, environment.job_dir, attached.run, attached.sources
-    )
+    assignment = Assignment.of(environment.name, environment.job_dir, link.attached)
     with context.watch.starting(f"{IMPORTING}, or {BUILDING},", spec.model.model_zoo):
         if spec.training.distribution_strategy is Strategy.ALLREDUCE:
             worker = assemble_local(assignment, Path(link.attached.restore_from), context)
@@ -247,8 +244,7 @@ def _work_on_ring(environment: RoleEnvironment, client: MasterClient, link: Link
     from elasticdl.worker.pipeline.assignment import Assignment
     from elasticdl.worker.ring.wiring import MasterOfRing, assemble_ring
 
-    attached = link.attached
-    assignment = Assignment(environment.name, attached.spec, environment.job_dir, attached.run)
+    assignment = Assignment.of(environment.name, environment.job_dir, link.attached)
     master = MasterOfRing(environment.master.rpartition(":")[0], environment.authority)
     with link.context.watch.starting(
         f"{IMPORTING}, or {BUILDING},", link.attached.spec.model.model_zoo

@@ -12,10 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.data import Reader, open_custom_reader, open_reader
 from elasticdl.data.base import Block, Metadata
 from elasticdl.data.files import DataChanged
-from elasticdl.shard import Shard, ShardId, Source, same_data
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action, Strategy
+from elasticdl.model.module import load_module
+from elasticdl.rpc.conversation import Attached
+from elasticdl.shard import Shard, ShardId, Source, Task, same_data
+from elasticdl.worker.pipeline.assignment import Assignment, sources_of
 from elasticdl.worker.pipeline.user_reader import UserReader
 
 pytestmark = pytest.mark.contract
@@ -232,6 +238,30 @@ def test_a_table_of_ones_own_that_grew_is_told() -> None:
     )
     with pytest.raises(DataChanged, match="table had 4 records, now 5 records"):
         read_all(reader, Source("table", 4))
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+def test_a_worker_compares_data_with_what_the_master_counted(
+    tmp_path: Path, strategy: Strategy
+) -> None:
+    path = write_csv(tmp_path)
+    flags = {
+        "model_zoo": str(tmp_path),
+        "model_def": "model",
+        "training_data": str(path),
+        "distribution_strategy": strategy,
+    }
+    spec = JobSpec.from_flags(Action.TRAIN, flags)
+    (source,) = counted = open_reader(str(path), {}).sources()
+    (tmp_path / "model.py").write_text(
+        "def f(*_): ...\nloss = optimizer = custom_model = feed = f\n"
+    )
+    attached = Attached(1, 1.0, spec, (), "", sources=counted)
+    assignment = Assignment.of(ProcessName(Role.WORKER, 0), tmp_path, attached)
+    read_all(sources_of(assignment, load_module(spec.model)).reader(Task.TRAINING), source)
+    rewritten_later(path)
+    with pytest.raises(DataChanged, match=r"data\.csv changed since"):
+        read_all(sources_of(assignment, load_module(spec.model)).reader(Task.TRAINING), source)
 
 
 class OfDatabase:

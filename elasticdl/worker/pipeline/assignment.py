@@ -14,6 +14,7 @@ from elasticdl.job_choices import Action
 from elasticdl.model.input import Feeder
 from elasticdl.model.module import ModelModule
 from elasticdl.model.usercode import user_code
+from elasticdl.rpc.conversation import Attached
 from elasticdl.shard import Source, Task
 from elasticdl.worker.pipeline.reading import Sources
 from elasticdl.worker.pipeline.user_reader import UserReader
@@ -28,8 +29,13 @@ class Assignment:
     job_dir: Path
     run: str
     """The name of this run of the job."""
-    sources: tuple[Source, ...] = ()
+    sources: tuple[Source, ...]
     """All data of the job, as it was when its records were counted."""
+
+    @classmethod
+    def of(cls, name: ProcessName, job_dir: Path, attached: Attached) -> Assignment:
+        """What the master's answer gives to the worker `name`."""
+        return cls(name, attached.spec, job_dir, attached.run, attached.sources)
 
     @property
     def output(self) -> str:
