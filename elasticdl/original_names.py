@@ -84,7 +84,10 @@ VALUES: Final[Mapping[tuple[str, str], str]] = {
 """What to give instead of a value, by flag in snake case and value."""
 
 _READERS: Final = "see “A reader of your own” in the documentation"
-_TABLES: Final = "name a table of SQLite, sqlite:///PATH?table=NAME, or export to Parquet"
+_TABLES: Final = (
+    "name a table, postgresql://HOST/DATABASE?table=NAME or sqlite:///PATH?table=NAME, or export to"
+    " Parquet"
+)
 
 IMPORTS: Final[Mapping[str, str]] = {
     "Mode": "from elasticdl.model.mode import Mode",

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, final
 
 from elasticdl.cli.views.console import tell
+from elasticdl.data.sql_address import is_sql, parse_sql
 from elasticdl.data.sqlite_address import is_sqlite, parse_sqlite
 from elasticdl.errors import SpecError
 from elasticdl.flag import DATA, DIRECTORY, PLACE, Value, is_address, mark
@@ -150,6 +151,8 @@ def _absolute_data(origin: str) -> str:
     """
     if is_sqlite(origin):
         return str(parse_sqlite(origin).absolute())
+    if is_sql(origin):
+        return str(parse_sql(origin).absolute())
     if is_address(origin):
         return origin
     root = origin

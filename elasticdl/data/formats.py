@@ -13,7 +13,9 @@ from elasticdl.data.csv_files import CsvDialect, CsvFormat
 from elasticdl.data.file_reader import Counting, FileFormat, FileReader
 from elasticdl.data.files import refuse_compressed
 from elasticdl.data.origins import expand, look_at
+from elasticdl.data.sql_address import is_table, parse_sql
 from elasticdl.data.sqlite_address import is_sqlite, parse_sqlite
+from elasticdl.data.table_keys import TableParams
 from elasticdl.data.tfrecord_files import TFRecordFormat
 from elasticdl.errors import UserError
 from elasticdl.flag_values import Scalar
@@ -107,7 +109,7 @@ def open_reader(
 ) -> Reader:
     """Open the files of one format that `origin` names: a file, a directory or a glob.
 
-    `sqlite:///PATH?table=NAME` names a table.
+    `sqlite:///PATH?table=NAME` names a table, and so do the addresses of `sql_address`.
 
     `format=` selects the format; otherwise the name or the first bytes do. `sources()` refuses CSV
     files with more than `max_bad_records` bad rows. Other bad records are counted in blocks as they
@@ -121,8 +123,8 @@ def open_reader(
         UserError: data does not exist, formats are mixed, or a parameter is unknown.
     """
     sources = {source.name: source for source in counted}
-    if is_sqlite(origin):
-        return _sqlite_reader(origin, _Params(params), sources)
+    if is_table(origin):
+        return _table_reader(origin, _Params(params), sources)
     present = expand(origin, running=bool(sources))
     paths = tuple(path for path in present if path in sources) or present
     left = _Params(params)
@@ -146,12 +148,16 @@ def open_reader(
     return reader
 
 
-def _sqlite_reader(origin: str, params: _Params, counted: Mapping[str, Source]) -> Reader:
-    from elasticdl.data.sqlite_tables import SqliteParams, SqliteReader
+def _table_reader(origin: str, params: _Params, counted: Mapping[str, Source]) -> Reader:
+    chosen = TableParams(params.text("key"), params.names("columns"), params.number("fill_null"))
+    params.finish(origin.partition(":")[0])
+    if is_sqlite(origin):
+        from elasticdl.data.sqlite_tables import SqliteReader
 
-    chosen = SqliteParams(params.text("key"), params.names("columns"), params.number("fill_null"))
-    params.finish("sqlite")
-    return SqliteReader(parse_sqlite(origin), chosen, counted)
+        return SqliteReader(parse_sqlite(origin), chosen, counted)
+    from elasticdl.data.sql_tables import open_sql
+
+    return open_sql(parse_sql(origin), chosen, counted)
 
 
 def _file_format(form: Format, paths: tuple[str, ...], params: _Params) -> FileFormat:

@@ -8,6 +8,8 @@ from glob import has_magic
 
 from elasticdl.data.files import DataFile, expand_path, look_at_path
 from elasticdl.data.saved_datasets import saved_files
+from elasticdl.data.sql_address import is_sql, parse_sql
+from elasticdl.data.sqlite_address import is_sqlite, parse_sqlite
 from elasticdl.flag import is_address
 
 _LOOKS_AT_ONCE = 16
@@ -30,6 +32,19 @@ def expand(origin: str, *, running: bool = False) -> tuple[str, ...]:
     if paths == (origin,) or has_magic(origin):
         return paths
     return saved_files(origin, paths, look_at) or paths
+
+
+def require(origin: str) -> None:
+    """Raise UserError if what `origin` names is certainly not there, or its driver is missing."""
+    if is_sqlite(origin):
+        look_at_path(parse_sqlite(origin).path)
+    elif is_sql(origin):
+        # It takes pyarrow, whose import takes 0.2 s.
+        from elasticdl.data.sql_tables import require_driver
+
+        require_driver(parse_sql(origin))
+    else:
+        expand(origin)
 
 
 def look_at(path: str) -> DataFile:

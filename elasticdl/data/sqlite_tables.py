@@ -13,7 +13,6 @@ import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from typing import Any, final
 from urllib.parse import quote
 
@@ -24,6 +23,13 @@ from elasticdl.data.base import Block, Metadata
 from elasticdl.data.files import DataChanged, check_as_counted, fingerprints, look_at_path
 from elasticdl.data.record_index import BLOCK_RECORDS
 from elasticdl.data.sqlite_address import SqliteAddress
+from elasticdl.data.table_keys import (
+    TableKeys,
+    TableParams,
+    fences_query,
+    quoted,
+    without_gaps,
+)
 from elasticdl.errors import UserError
 from elasticdl.formatting import amount
 from elasticdl.shard import Shard, Source
@@ -32,44 +38,17 @@ _ROWID = "_rowid_"
 _BY_STORAGE: dict[bytes, pa.DataType] = {b"integer": pa.int64(), b"real": pa.float64()}
 
 
-@dataclass(frozen=True, slots=True)
-class SqliteParams:
-    """What to read: `key` orders the records and is unique, '' is the rowid; no columns mean all.
-
-    `fill_null` replaces nulls of integers, which are bad records without it.
-    """
-
-    key: str = ""
-    columns: tuple[str, ...] = ()
-    fill_null: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Keys:
-    """Where records are: at the keys from `first` on without a gap, or after the `fences`.
-
-    A fence is the key of each BLOCK_RECORDS-th record.
-    """
-
-    first: Any
-    fences: Sequence[Any] | None
-
-    def at(self, number: int) -> tuple[Any, int]:
-        """A key, and how many records after it record `number` is."""
-        if self.fences is None:
-            return self.first + number, 0
-        fence, skip = divmod(number, BLOCK_RECORDS)
-        return self.fences[fence], skip
-
-
 @final
 class SqliteReader:
-    """Reader of one table; see Reader. Raises DataChanged if it is not as it was `counted`."""
+    """Reader of one table, by the rowid without a key; see Reader.
+
+    Raises DataChanged if it is not as it was `counted`.
+    """
 
     def __init__(
         self,
         address: SqliteAddress,
-        params: SqliteParams,
+        params: TableParams,
         counted: Mapping[str, Source] | None = None,
     ) -> None:
         self._path = address.path
@@ -81,9 +60,9 @@ class SqliteReader:
             schema = self._schema(database, params)
         self._columns = chosen_columns(schema, params.columns, self._name)
         self._schema_chosen = pa.schema([schema.field(name) for name in self._columns])
-        self._key = _quoted(params.key) if params.key else _ROWID
+        self._key = quoted(params.key) if params.key else _ROWID
         self._fill_null = params.fill_null
-        self._keys: _Keys | None = None
+        self._keys: TableKeys | None = None
         self._source = (counted or {}).get(self._name)
         if self._source is not None:
             check_as_counted([self._file], self._source)
@@ -138,7 +117,7 @@ class SqliteReader:
 
     @property
     def _after_key(self) -> str:
-        return f"FROM {_quoted(self._table)} WHERE {self._key} >= ? ORDER BY {self._key}"
+        return f"FROM {quoted(self._table)} WHERE {self._key} >= ? ORDER BY {self._key}"
 
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
@@ -183,9 +162,9 @@ class SqliteReader:
             )
         return str(names[0])
 
-    def _schema(self, database: sqlite3.Connection, params: SqliteParams) -> pa.Schema:
+    def _schema(self, database: sqlite3.Connection, params: TableParams) -> pa.Schema:
         """The columns that are asked for, or all, with their types."""
-        table = _quoted(self._table)
+        table = quoted(self._table)
         declared = {
             name.decode(): kind.decode().upper()
             for _, name, kind, *_ in database.execute(f"PRAGMA table_info({table})")
@@ -200,7 +179,7 @@ class SqliteReader:
                 )
         names = params.columns or tuple(declared)
         row = database.execute(
-            f"SELECT {', '.join(f'typeof({_quoted(name)})' for name in names)} FROM {table} LIMIT 1"
+            f"SELECT {', '.join(f'typeof({quoted(name)})' for name in names)} FROM {table} LIMIT 1"
         ).fetchone() or [b"null"] * len(names)
         return pa.schema(
             [
@@ -227,7 +206,7 @@ class SqliteReader:
 
     def _count(self) -> int:
         with self._opened() as database:
-            table = _quoted(self._table)
+            table = quoted(self._table)
             # Some builds of SQLite give views a rowid of null.
             if self._one(database, f"SELECT {self._key} FROM {table} LIMIT 1") == (None,):
                 raise self._unordered()
@@ -260,30 +239,20 @@ class SqliteReader:
             hint='name a unique column that orders it: --data-reader-params "key=NAME"',
         )
 
-    def _known_keys(self, records: int) -> _Keys:
+    def _known_keys(self, records: int) -> TableKeys:
         if self._keys is None:
-            table = _quoted(self._table)
+            table = quoted(self._table)
             with self._opened() as database:
                 # Keys go back into queries, where bytes would be a BLOB.
                 database.text_factory = str
                 first, last = self._one(
                     database, f"SELECT MIN({self._key}), MAX({self._key}) FROM {table}"
                 )
-                if isinstance(first, int) and isinstance(last, int) and last - first + 1 == records:
-                    # As many keys as records, all different: there is no gap.
-                    self._keys = _Keys(first, None)
+                if without_gaps(first, last, records):
+                    self._keys = TableKeys(first, None)
                 else:
-                    numbered = f"ROW_NUMBER() OVER (ORDER BY {self._key}) - 1 AS n"
-                    self._keys = _Keys(
-                        first,
-                        [
-                            key
-                            for (key,) in database.execute(
-                                f"SELECT k FROM (SELECT {self._key} AS k, {numbered} FROM {table})"
-                                f" WHERE n % {BLOCK_RECORDS} = 0 ORDER BY n"
-                            )
-                        ],
-                    )
+                    query = fences_query(self._key, table)
+                    self._keys = TableKeys(first, [key for (key,) in database.execute(query)])
         return self._keys
 
     def _rows(
@@ -293,7 +262,7 @@ class SqliteReader:
         skip: int,
         count: int,
     ) -> list[tuple[Any, ...]]:
-        names = ", ".join(map(_quoted, self._columns))
+        names = ", ".join(map(quoted, self._columns))
         return database.execute(
             f"SELECT {names} {self._after_key} LIMIT ? OFFSET ?", (key, count, skip)
         ).fetchall()
@@ -334,7 +303,3 @@ def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array[Any] | None:
         return pa.array(values, kind)
     except (pa.ArrowException, TypeError, OverflowError):
         return None
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

@@ -24,7 +24,7 @@ from typing import IO, Any, Protocol
 from elasticdl.clock import SystemClock
 from elasticdl.cluster.local.machine import CGROUP, memory_kills
 from elasticdl.cluster.local.parent_death import PARENT_PID_VARIABLE
-from elasticdl.data.origins import expand
+from elasticdl.data.origins import require
 from elasticdl.errors import ExitCode, UserError
 from elasticdl.formatting import STACKS_VARIABLE
 from elasticdl.job import DATA_FLAGS, JobSpec
@@ -137,7 +137,7 @@ def refuse_paths(spec: JobSpec) -> None:
         if module.reads_files:
             for task, origin in spec.origins().items():
                 try:
-                    expand(origin)
+                    require(origin)
                 except UserError as error:
                     error.message = f"{DATA_FLAGS[task]}: {error.message}"
                     raise

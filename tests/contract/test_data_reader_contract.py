@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -41,7 +42,7 @@ IN_FILES = [
     "npy",
     "webdataset",
 ]
-FORMATS = [*IN_FILES, "sqlite", "sqlite with gaps", "custom", "own"]
+FORMATS = [*IN_FILES, "sqlite", "sqlite with gaps", "duckdb with gaps", "custom", "own"]
 
 
 @pytest.fixture(autouse=True)
@@ -112,6 +113,16 @@ def write(kind: str, path: Path, numbers: range) -> str:
                     "INSERT INTO t VALUES (?, ?)", [(i * step, i) for i in numbers]
                 )
             return f"sqlite:///{file_name}?table=t"
+        case "duckdb with gaps":
+            file_name = path.with_suffix(".duckdb")
+            file_name.unlink(missing_ok=True)
+            with duckdb.connect(str(file_name)) as connection:
+                # Records are not in the order of their key.
+                connection.execute(
+                    f"CREATE TABLE t AS SELECT i * 3 AS id, i AS number"
+                    f" FROM range({numbers.start}, {numbers.stop}) AS r(i) ORDER BY hash(i)"
+                )
+            return f"duckdb:///{file_name}?table=t"
         case "npz" | "npz compressed":
             save = np.savez if kind == "npz" else np.savez_compressed
             save(
@@ -135,7 +146,11 @@ def open_kind(kind: str, tmp_path: Path, records: int = RECORDS) -> Reader:
         return open_custom_reader(
             lambda origin, records_per_task: ColumnsReader.of_arrays(arrays), "memory", {}
         )
-    return open_reader(write(kind, tmp_path / "number", range(records)), {})
+    return open_reader(write(kind, tmp_path / "number", range(records)), params_of(kind))
+
+
+def params_of(kind: str) -> dict[str, Any]:
+    return {"key": "id"} if kind.startswith("duckdb") else {}
 
 
 def numbers_of(records: Records) -> list[int]:
@@ -183,7 +198,9 @@ def test_another_process_s_reader_reads_a_shard_without_asking_for_sources(
     first = open_kind(kind, tmp_path)
     (source,) = first.sources()
     assert read(
-        open_kind(kind, tmp_path) if kind in ("custom", "own") else open_reader(source.name, {}),
+        open_kind(kind, tmp_path)
+        if kind in ("custom", "own")
+        else open_reader(source.name, params_of(kind)),
         source.name,
         5000,
         5003,

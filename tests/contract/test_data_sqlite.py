@@ -13,6 +13,7 @@ import pytest
 from elasticdl.cli.request import Request, settle
 from elasticdl.data import Reader, open_reader
 from elasticdl.data.files import DataChanged
+from elasticdl.data.origins import require
 from elasticdl.data.places import place_of
 from elasticdl.errors import UserError
 from elasticdl.job_choices import Action
@@ -117,6 +118,14 @@ def test_the_only_table_needs_no_name(path: Path) -> None:
     run(path, "CREATE TABLE b (n INT)")
     with pytest.raises(UserError, match="2 tables: a, b"):
         open_reader(f"sqlite:///{path}", {})
+
+
+def test_a_job_may_start_if_the_file_of_its_table_is_there(path: Path) -> None:
+    run(path, "CREATE TABLE t (n INT)")
+    require(f"sqlite:///{path}?table=t")
+    path.unlink()
+    with pytest.raises(UserError, match="No such file"):
+        require(f"sqlite:///{path}?table=t")
 
 
 def test_what_cannot_be_read_is_named(path: Path) -> None:

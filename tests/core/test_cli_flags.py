@@ -878,14 +878,15 @@ def test_an_export_s_address_needs_no_volume_on_a_cluster() -> None:
     assert spec.checkpoint.output == ADDRESS
 
 
-def test_a_secret_variable_of_the_job_is_refused_and_not_shown() -> None:
+@pytest.mark.parametrize("name", ["AWS_SECRET_ACCESS_KEY", "PGPASSWORD"])
+def test_a_secret_variable_of_the_job_is_refused_and_not_shown(name: str) -> None:
     flags = {
         "model_zoo": "zoo",
         "model_def": "iris",
         "training_data": "x.csv",
-        "envs": "AWS_REGION=r;AWS_SECRET_ACCESS_KEY=do-not-show",
+        "envs": f"AWS_REGION=r;{name}=do-not-show",
     }
-    with pytest.raises(SpecError, match="--envs: AWS_SECRET_ACCESS_KEY is a secret") as caught:
+    with pytest.raises(SpecError, match=f"--envs: {name} is a secret") as caught:
         JobSpec.from_flags(Action.TRAIN, flags)
     assert "do-not-show" not in str(caught.value)
 

@@ -218,6 +218,8 @@ def test_an_unknown_flag_is_refused_with_the_closest_one(
 
 WRONG_PATHS = (
     ({"training_data": "missing.csv"}, "--training-data: missing.csv does not exist"),
+    ({"training_data": "sqlite:///missing?table=t"}, "missing: No such file"),
+    ({"training_data": "duckdb:///missing"}, "is not the address of a table"),
     ({"validation_data": "missing/*.csv"}, "--validation-data: no file matches"),
     ({"model_def": "missing"}, "--model-def 'missing': no such module"),
     ({"model_zoo": "missing"}, "is not a directory"),

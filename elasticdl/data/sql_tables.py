@@ -1,0 +1,290 @@
+"""Tables and views of databases with an ADBC driver; see `arrow_values` for the types of columns.
+
+Records are numbered in the order of a unique key, so a shard is a range of keys. A block is one
+query that begins at a known key. No more is in memory: some drivers hold the whole result of a
+query.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from functools import partial
+from importlib.util import find_spec
+from typing import Any, TypeAlias, TypeVar, final
+
+import pyarrow as pa
+
+from elasticdl.data.arrow_tables import block_of, chosen_columns, metadata_of_schema
+from elasticdl.data.arrow_values import is_list
+from elasticdl.data.base import Block, Metadata
+from elasticdl.data.files import DataChanged
+from elasticdl.data.record_index import BLOCK_RECORDS
+from elasticdl.data.sql_address import DUCKDB, POSTGRESQL, SqlAddress
+from elasticdl.data.table_keys import TableKeys, TableParams, fences_query, quoted, without_gaps
+from elasticdl.errors import TransientError, UserError
+from elasticdl.formatting import amount
+from elasticdl.shard import Shard, Source
+from elasticdl.storage.attempts import RUNNING, STARTING, attempt
+
+T = TypeVar("T")
+Connection: TypeAlias = Any
+"""A connection of `adbc_driver_manager.dbapi`, which has no types."""
+
+_PACKAGES = {
+    DUCKDB: ("adbc_driver_manager", "duckdb"),
+    POSTGRESQL: ("adbc_driver_manager", "adbc_driver_postgresql"),
+}
+_FINAL = re.compile(r"FATAL: +(?:password|role|database|no pg_hba|permission)|no password supplied")
+_LOGIN = (
+    "give the processes what the driver reads of the environment, such as PGUSER, PGPASSWORD or"
+    " PGPASSFILE"
+)
+
+
+@final
+class SqlReader:
+    """Reader of one table; see Reader.
+
+    It has a connection while it reads a shard. While a job runs, it repeats what the network or a
+    restart of the database broke off. Raises TransientError after 90 seconds without an answer.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        connect: Callable[[], Connection],
+        table: str,
+        params: TableParams,
+        counted: Mapping[str, Source] | None = None,
+    ) -> None:
+        """`connect` returns a connection of ADBC's DB-API. `table` is `NAME` or `SCHEMA.NAME`.
+
+        `name` is that of the source, in messages and in the receipt.
+        """
+        self._name = name
+        self._connect = connect
+        self._table = ".".join(quoted(part) for part in table.split("."))
+        self._source = (counted or {}).get(name)
+        self._fill_null = params.fill_null
+        if not params.key:
+            raise UserError(
+                f"{name}: a table needs a key",
+                hint='name a unique column that orders it: --data-reader-params "key=NAME"',
+            )
+        self._key = quoted(params.key)
+        self._keys: TableKeys | None = None
+        self._connection: Connection | None = None
+        with closing(self):
+            schema = self._fetched(f"SELECT * FROM {self._table} LIMIT 0").schema
+            chosen_columns(schema, [params.key], name)
+            self._columns = chosen_columns(schema, params.columns, name)
+            self._schema = pa.schema([schema.field(column) for column in self._columns])
+            self._lengths = {
+                field.name: self._first_length(field.name)
+                for field in self._schema
+                if is_list(field.type)
+            }
+
+    @property
+    def metadata(self) -> Metadata:
+        """See `Reader`."""
+        return metadata_of_schema(self._schema, self._columns, self._lengths, self._name)
+
+    def sources(self) -> tuple[Source, ...]:
+        """The table with its number of records. Raises UserError if keys are missing or repeat."""
+        if self._source is None:
+            with closing(self):
+                first, last = self._ends()
+                self._source = Source(self._name, self._count(), f"{first} to {last}")
+        return (self._source,)
+
+    def read(self, shard: Shard) -> Iterator[Block]:
+        """See `Reader.read`."""
+        (source,) = self.sources()
+        if shard.source != source.name or not 0 <= shard.begin <= shard.end <= source.records:
+            raise DataChanged(
+                f"the data changed during the job: it has {source}, but a shard is {shard}"
+            )
+        names = ", ".join(map(quoted, self._columns))
+        begin = shard.begin
+        with closing(self):
+            keys = self._known_keys(source)
+            while begin < shard.end:
+                key, skip = keys.at(begin)
+                count = min(BLOCK_RECORDS - skip, shard.end - begin)
+                table = self._fetched(f"SELECT {names} {self._after(count, skip)}", (key,))
+                if table.num_rows != count:
+                    raise DataChanged(
+                        f"{self._name} changed: it has {amount(table.num_rows, 'record')} from"
+                        f" record {begin} on, expected {count}",
+                        hint="do not change the table while a job runs",
+                    )
+                place = partial(self._place, begin)
+                yield block_of(table, self._lengths, self._fill_null, place)
+                begin += count
+
+    def place(self, source: str, number: int) -> str:
+        """The key of a record."""
+        (counted,) = self.sources()
+        with closing(self):
+            key, skip = self._known_keys(counted).at(number)
+            query = f"SELECT {self._key} AS k {self._after(1, skip)}"
+            (value,) = self._fetched(query, (key,)).column("k").to_pylist()
+        return f"{self._name}: {self._key} {value}"
+
+    def _place(self, first: int, row: int) -> str:
+        return self.place(self._name, first + row)
+
+    def close(self) -> None:
+        """Close the connection; the next query opens another."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(UserError, ConnectionError), self._errors():
+                connection.close()
+
+    def _after(self, count: int, skip: int) -> str:
+        return (
+            f"FROM {self._table} WHERE {self._key} >= $1 ORDER BY {self._key}"
+            f" LIMIT {count} OFFSET {skip}"
+        )
+
+    def _count(self) -> int:
+        counts = f"COUNT(*) AS records, COUNT(DISTINCT {self._key}) AS keys"
+        (row,) = self._fetched(f"SELECT {counts} FROM {self._table}").to_pylist()
+        if row["records"] == 0:
+            raise UserError(f"{self._name} has no records")
+        if row["keys"] != row["records"]:
+            raise UserError(
+                f"{self._name}: key {self._key} is null or not unique:"
+                f" {amount(row['keys'], 'value')} in {amount(row['records'], 'record')}",
+                hint="name a column that is different in each record with key=NAME",
+            )
+        return int(row["records"])
+
+    def _ends(self) -> tuple[Any, Any]:
+        ends = f"MIN({self._key}) AS first, MAX({self._key}) AS last"
+        (row,) = self._fetched(f"SELECT {ends} FROM {self._table}").to_pylist()
+        for value in row.values():
+            if not isinstance(value, (int, str, type(None))):
+                raise UserError(
+                    f"{self._name}: key {self._key} has values such as {value!r}",
+                    hint="a key has integers or text",
+                )
+        return row["first"], row["last"]
+
+    def _known_keys(self, source: Source) -> TableKeys:
+        if self._keys is None:
+            first, last = self._ends()
+            if source.fingerprint != f"{first} to {last}":
+                raise DataChanged(
+                    f"{self._name} changed: it had the keys {source.fingerprint}, now {first} to"
+                    f" {last}",
+                    hint="do not change the table while a job runs",
+                )
+            fences = None
+            if not without_gaps(first, last, source.records):
+                fences = self._fetched(fences_query(self._key, self._table)).column("k").to_pylist()
+            self._keys = TableKeys(first, fences)
+        return self._keys
+
+    def _first_length(self, column: str) -> int:
+        name = quoted(column)
+        query = f"SELECT {name} AS v FROM {self._table} WHERE {name} IS NOT NULL LIMIT 1"
+        values: list[Any] = self._fetched(query).column("v").to_pylist()
+        return len(values[0]) if values else 0
+
+    def _fetched(self, query: str, values: Sequence[Any] = ()) -> pa.Table:
+        return self._attempt(lambda: self._fetched_once(query, values))
+
+    def _fetched_once(self, query: str, values: Sequence[Any]) -> pa.Table:
+        """The result of a query. Raises ConnectionError, UserError."""
+        try:
+            with self._errors():
+                if self._connection is None:
+                    self._connection = self._connect()
+                with closing(self._connection.cursor()) as cursor:
+                    cursor.execute(query, values or None)
+                    return _plain(cursor.fetch_arrow_table())
+        except (ConnectionError, UserError):
+            # It may be broken, or in a transaction that has failed.
+            self.close()
+            raise
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        from adbc_driver_manager import Error, OperationalError
+
+        try:
+            yield
+        except Error as error:
+            text = " ".join(str(error).split())
+            if isinstance(error, OperationalError) and not _FINAL.search(text):
+                raise ConnectionError(text) from error
+            hint = _LOGIN if _FINAL.search(text) else "check the address and the parameters"
+            raise UserError(f"{self._name}: the database refuses it: {text}", hint=hint) from error
+
+    def _attempt(self, call: Callable[[], T]) -> T:
+        running = self._source is not None
+        try:
+            return attempt(self._name, "read", call, RUNNING if running else STARTING)
+        except TransientError as error:
+            error.hint = "check that the database runs and answers from here"
+            if running:
+                raise
+            # Nothing has started: the user waits, and can mend it.
+            raise UserError(error.message, hint=error.hint) from error
+
+
+def open_sql(
+    address: SqlAddress, params: TableParams, counted: Mapping[str, Source] | None = None
+) -> SqlReader:
+    """Open the table of an address. Raises UserError if its driver is not installed."""
+    require_driver(address)
+    return SqlReader(str(address), lambda: _connected(address), address.table, params, counted)
+
+
+def require_driver(address: SqlAddress) -> None:
+    """Raise UserError if the driver of an address is not installed."""
+    packages = _PACKAGES[address.kind]
+    if not all(map(find_spec, packages)):
+        names = " and ".join(name.replace("_", "-") for name in packages)
+        raise UserError(
+            f"{address} needs the packages {names}, which are not installed",
+            hint="pip install 'elasticdl[sql]'",
+        )
+
+
+def _connected(address: SqlAddress) -> Connection:
+    if address.kind == DUCKDB:
+        from adbc_driver_duckdb import driver_path
+        from adbc_driver_manager import dbapi
+
+        # Several processes may read the file at once.
+        options = {"path": address.database, "access_mode": "READ_ONLY"}
+        return dbapi.connect(
+            driver=driver_path(), entrypoint="duckdb_adbc_init", db_kwargs=options, autocommit=True
+        )
+    from adbc_driver_postgresql import dbapi
+
+    # Otherwise a connection that waits would keep a transaction open.
+    return dbapi.connect(address.database, autocommit=True)
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    """Replace values that a driver passes on in its own form: numbers as float64, others as is."""
+    for index, field in enumerate(table.schema):
+        if isinstance(field.type, pa.BaseExtensionType):
+            storage_type: Any = field.type.storage_type
+            stored = pa.chunked_array(
+                [chunk.storage for chunk in _chunks(table, index)], storage_type
+            )
+            if getattr(field.type, "type_name", "") == "numeric":
+                stored = stored.cast(pa.float64())
+            table = table.set_column(index, field.name, stored)
+    return table
+
+
+def _chunks(table: pa.Table, index: int) -> list[Any]:
+    return table.column(index).chunks
