@@ -264,15 +264,18 @@ def _time(mtime_ns: int) -> str:
 
 def refuse_compressed(path: str, beginning: bytes) -> None:
     """Raise UserError if a file begins like a compressed file."""
-    for magic, name, tool in (
-        (b"\x1f\x8b", "gzip", "gunzip"),
-        (b"BZh", "bzip2", "bunzip2"),
-        (b"(\xb5/\xfd", "zstd", "unzstd"),
+    for magic, name, tool, suffix in (
+        (b"\x1f\x8b", "gzip", "gunzip", ".gz"),
+        (b"BZh", "bzip2", "bunzip2", ".bz2"),
+        (b"(\xb5/\xfd", "zstd", "unzstd", ".zst"),
     ):
         if beginning.startswith(magic):
             raise UserError(
                 f"{path} is compressed with {name}, so workers cannot read parts of it",
-                hint=f"decompress it with {tool}",
+                hint=(
+                    f"decompress it with {tool}; CSV and TFRecord files are read as they are if"
+                    f" their names end with {suffix}"
+                ),
             )
 
 

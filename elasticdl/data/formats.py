@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import final
 
 from elasticdl.data.base import Reader
+from elasticdl.data.compressed_files import CompressedFormat, is_compressed, name_inside
 from elasticdl.data.csv_files import CsvDialect, CsvFormat
 from elasticdl.data.file_reader import Counting, FileFormat, FileReader
 from elasticdl.data.files import refuse_compressed
@@ -49,6 +50,8 @@ _SUFFIXES = {
     ".npy": Format.NPY,
     ".tar": Format.WEBDATASET,
 }
+_COMPRESSIBLE = (Format.CSV, Format.TFRECORD)
+"""Formats of files that may be compressed as a whole. Others compress their parts."""
 _BEGINNINGS = {
     b"PAR1": Format.PARQUET,
     b"ARRO": Format.ARROW,
@@ -140,7 +143,7 @@ def open_reader(
 
             return read_npy(origin, present, names, sources.get(origin))
         case _:
-            made = _file_format(file_format, paths, left)
+            made = _with_compressed(file_format, paths, _file_format(file_format, paths, left))
             left.finish(file_format)
             reader = FileReader(
                 paths, made, max_bad_records=max_bad_records, counted=sources, counting=counting
@@ -186,9 +189,15 @@ def _file_format(form: Format, paths: tuple[str, ...], params: _Params) -> FileF
             return TarFormat(params.names("columns"))
 
 
+def _with_compressed(form: Format, paths: Sequence[str], made: FileFormat) -> FileFormat:
+    if form not in _COMPRESSIBLE or not any(map(is_compressed, paths)):
+        return made
+    return CompressedFormat(made)
+
+
 def _dialect(paths: tuple[str, ...], params: _Params) -> CsvDialect:
     given = params.text("delimiter")
-    default = "\t" if paths[0].lower().endswith(".tsv") else ","
+    default = "\t" if name_inside(paths[0]).lower().endswith(".tsv") else ","
     delimiter = _DELIMITERS.get(given, given) or default
     if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n':
         raise UserError(
@@ -223,9 +232,9 @@ def _format(paths: tuple[str, ...], given: str, *, csv_params: bool) -> Format:
 
 
 def _format_of(path: str, *, csv_params: bool) -> Format:
-    suffix = os.path.splitext(path)[1].lower()
-    if suffix in _SUFFIXES:
-        return _SUFFIXES[suffix]
+    form = _SUFFIXES.get(os.path.splitext(name_inside(path))[1].lower())
+    if form is not None and (form in _COMPRESSIBLE or not is_compressed(path)):
+        return form
     if csv_params:
         return Format.CSV
     file = look_at(path)

@@ -15,6 +15,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+COPY = ".copy"
+"""The end of the names of decompressed copies; see `compressed_files`."""
 FILES_MAX = 1000
 BYTES_MAX = 1 << 30
 UNUSED_S = 30 * 86400.0
@@ -30,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 def directory() -> Path:
     """`indexes` below ELASTICDL_CACHE_DIR, else below the user's cache directory."""
-    return _root() / "indexes"
+    return root() / "indexes"
 
 
 def path_of(name: str) -> Path:
@@ -43,13 +45,18 @@ def read(name: str) -> bytes | None:
     path = path_of(name)
     try:
         data = path.read_bytes()
-        if time.time() - path.stat().st_mtime > _TOUCH_EVERY_S:
-            os.utime(path)
+        touch(path)
     except FileNotFoundError:
         return None
     except PermissionError:
         return path.read_bytes()  # another user's file, whose owner updates its time
     return data
+
+
+def touch(path: Path) -> None:
+    """Set a file's time to now, within a day. Raises OSError."""
+    if time.time() - path.stat().st_mtime > _TOUCH_EVERY_S:
+        os.utime(path)
 
 
 def keep(name: str, data: bytes) -> None:
@@ -111,14 +118,15 @@ def _times(folder: Path) -> list[tuple[float, int, Path]]:
     times = []
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.endswith((".index", ".tmp")):
+            if entry.name.endswith((".index", COPY, ".tmp")):
                 with suppress(FileNotFoundError):
                     facts = entry.stat(follow_symlinks=False)
                     times.append((facts.st_mtime, facts.st_size, Path(entry.path)))
     return times
 
 
-def _root() -> Path:
+def root() -> Path:
+    """ELASTICDL_CACHE_DIR, else the user's cache directory."""
     if chosen := os.environ.get("ELASTICDL_CACHE_DIR"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elasticdl"
@@ -126,5 +134,5 @@ def _root() -> Path:
 
 def _remove_those_of_before() -> None:
     """Remove indexes of earlier versions, which were kept beside the folder without a limit."""
-    for path in _root().glob("*.index"):
+    for path in root().glob("*.index"):
         path.unlink(missing_ok=True)

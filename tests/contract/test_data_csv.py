@@ -258,7 +258,7 @@ def test_a_row_that_does_not_end_is_told_from_an_open_quote(tmp_path: Path) -> N
 
 
 def test_a_compressed_file_is_refused_in_words(tmp_path: Path) -> None:
-    path = tmp_path / "data.csv.gz"
+    path = tmp_path / "data.csv"
     path.write_bytes(gzip.compress(b"a,b\n1,2\n"))
     for params in ({}, {"format": "csv"}, {"header": False}):
         with pytest.raises(UserError, match="compressed with gzip"):

@@ -33,7 +33,9 @@ pytestmark = pytest.mark.contract
 RECORDS = 10_007
 IN_FILES = [
     "csv",
+    "csv gz",
     "tfrecord",
+    "tfrecord zst",
     "parquet",
     "arrow",
     "arrows",
@@ -86,6 +88,14 @@ def write(kind: str, path: Path, numbers: range) -> str:
         case "tfrecord":
             path.with_suffix(".tfrecord").write_bytes(b"".join(frame(b"%d" % i) for i in numbers))
             return str(path.with_suffix(".tfrecord"))
+        case "csv gz" | "tfrecord zst":
+            plain = Path(write(kind.split()[0], path, numbers))
+            packed = plain.with_name(f"{plain.name}.{kind.split()[1]}")
+            codec: Any = "gzip" if kind == "csv gz" else "zstd"
+            with pa.CompressedOutputStream(str(packed), codec) as out:
+                out.write(plain.read_bytes())
+            plain.unlink()
+            return str(packed)
         case "parquet":
             pq.write_table(
                 pa.table({"number": pa.array(list(numbers), pa.int64())}),
@@ -334,7 +344,8 @@ def test_a_directory_and_a_glob_give_a_source_for_each_file_in_order(
     for origin in (str(folder), str(folder / "part-*")):
         reader = open_reader(origin, {})
         sources = reader.sources()
-        assert [Path(source.name).stem for source in sources] == ["part-0", "part-1", "part-2"]
+        stems = [Path(source.name).name.partition(".")[0] for source in sources]
+        assert stems == ["part-0", "part-1", "part-2"]
         assert [i for source in sources for i in read(reader, source.name, 0, 100)] == list(
             range(300)
         )

@@ -27,7 +27,9 @@ from tests.object_store import KEY, SECRET, ObjectStore, reached, serving
 from tests.waiting import until
 
 pytestmark = pytest.mark.contract
-OF_PARTS = [kind for kind in IN_FILES if kind != "npy"]
+# A compressed file is read from start to end, whatever format is in it.
+KINDS = [kind for kind in IN_FILES if kind not in ("csv gz", "tfrecord zst")]
+OF_PARTS = [kind for kind in KINDS if kind != "npy"]
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +51,10 @@ def store(server: ObjectStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 def upload(store: ObjectStore, kind: str, tmp_path: Path, numbers: range, name: str) -> str:
     path = Path(write(kind, tmp_path / "number", numbers))
-    return store.put(f"{name}{path.suffix}", path.read_bytes())
+    return store.put(f"{name}{''.join(path.suffixes)}", path.read_bytes())
 
 
-@pytest.mark.parametrize("kind", IN_FILES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_records_are_the_same_through_latency_unavailability_and_torn_connections(
     kind: Any, store: ObjectStore, tmp_path: Path
 ) -> None:
@@ -69,6 +71,20 @@ def test_records_are_the_same_through_latency_unavailability_and_torn_connection
         range(5000, RECORDS)
     )
     assert not store.faults.unavailable and not store.faults.torn
+
+
+def test_a_compressed_object_is_read_from_start_to_end_once(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    address = upload(store, "csv gz", tmp_path, range(RECORDS), "a/number")
+    store.faults.unavailable, store.faults.torn = 2, 2
+    reader = open_reader(address, {})
+    (source,) = reader.sources()
+    assert not store.faults.unavailable and not store.faults.torn
+    sent = store.bytes_sent
+    for one in (reader, open_reader(address, {}, counted=(source,))):
+        assert read(one, address, 5000, RECORDS) == list(range(5000, RECORDS))
+    assert store.bytes_sent == sent
 
 
 @pytest.mark.parametrize("kind", OF_PARTS)
@@ -140,7 +156,7 @@ def test_the_pass_of_the_index_reads_forward_once(store: ObjectStore) -> None:
     assert opened.native(5, 7) == data[5:12]
 
 
-@pytest.mark.parametrize("kind", IN_FILES)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("change", ["rewritten", "grown", "cut", "removed"])
 def test_an_object_that_changes_during_the_job_is_named(
     kind: Any, change: str, store: ObjectStore, tmp_path: Path
@@ -163,7 +179,7 @@ def test_an_object_that_changes_during_the_job_is_named(
         until("the change is noticed", lambda: not read(reader, address, 0, 10))
 
 
-@pytest.mark.parametrize("kind", IN_FILES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_an_object_that_changed_since_its_records_were_counted_is_named(
     kind: Any, store: ObjectStore, tmp_path: Path
 ) -> None:
