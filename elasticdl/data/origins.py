@@ -10,6 +10,7 @@ from elasticdl.data.files import DataFile, expand_path, look_at_path
 from elasticdl.data.saved_datasets import saved_files
 from elasticdl.data.sql_address import is_sql, parse_sql
 from elasticdl.data.sqlite_address import is_sqlite, parse_sqlite
+from elasticdl.errors import UserError
 from elasticdl.flag import is_address
 
 _LOOKS_AT_ONCE = 16
@@ -34,17 +35,21 @@ def expand(origin: str, *, running: bool = False) -> tuple[str, ...]:
     return saved_files(origin, paths, look_at) or paths
 
 
-def require(origin: str) -> None:
-    """Raise UserError if what `origin` names is certainly not there, or its driver is missing."""
-    if is_sqlite(origin):
-        look_at_path(parse_sqlite(origin).path)
-    elif is_sql(origin):
-        # It takes pyarrow, whose import takes 0.2 s.
-        from elasticdl.data.sql_tables import require_driver
+def require(origin: str, flag: str) -> None:
+    """Raise UserError if what `flag` names is certainly not there, or its driver is missing."""
+    try:
+        if is_sqlite(origin):
+            look_at_path(parse_sqlite(origin).path)
+        elif is_sql(origin):
+            # It takes pyarrow, whose import takes 0.2 s.
+            from elasticdl.data.sql_tables import require_driver
 
-        require_driver(parse_sql(origin))
-    else:
-        expand(origin)
+            require_driver(parse_sql(origin))
+        else:
+            expand(origin)
+    except UserError as error:
+        error.message = f"{flag}: {error.message}"
+        raise
 
 
 def look_at(path: str) -> DataFile:

@@ -136,11 +136,7 @@ def refuse_paths(spec: JobSpec) -> None:
         module = module_file(spec.model)
         if module.reads_files:
             for task, origin in spec.origins().items():
-                try:
-                    require(origin)
-                except UserError as error:
-                    error.message = f"{DATA_FLAGS[task]}: {error.message}"
-                    raise
+                require(origin, DATA_FLAGS[task])
     except UserError as error:
         error.exit_code = ExitCode.USAGE
         raise

@@ -11,6 +11,7 @@ from typing import Any, final
 from elasticdl.checkpoint import copies, store
 from elasticdl.data import open_custom_reader, open_reader
 from elasticdl.data.base import Block, Reader
+from elasticdl.data.origins import require
 from elasticdl.errors import Corrupted, PermanentError, UserError
 from elasticdl.flag import is_address
 from elasticdl.formatting import BUILDING, amount
@@ -169,6 +170,8 @@ class JobPreflight:
     def _data(self, task: Task, origin: str) -> TaskData:
         """The sources of a task, and the first batch that `feed` makes of them."""
         with user_code("the data reader", self.module.zoo):
+            if self.module.custom_data_reader is None and not is_address(origin):
+                require(origin, DATA_FLAGS[task])
             reader = self._reader(origin)
             try:
                 sources = tuple(reader.sources())

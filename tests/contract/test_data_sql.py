@@ -151,7 +151,7 @@ def test_an_address_names_a_database_and_a_table(origin: str, database: str, tab
 )
 def test_an_address_of_another_form_is_refused(origin: str) -> None:
     with pytest.raises(UserError, match="is not the address of a table"):
-        require(origin)
+        require(origin, "--training-data")
 
 
 def test_a_job_has_the_absolute_path_of_a_file_and_no_password(
@@ -182,5 +182,5 @@ def test_a_missing_driver_is_named_with_the_command(
 ) -> None:
     monkeypatch.setattr(sql_tables, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=f"adbc-driver-manager and {package}") as caught:
-        require(origin)
+        require(origin, "--training-data")
     assert caught.value.hint == "pip install 'elasticdl[sql]'"

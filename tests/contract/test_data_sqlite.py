@@ -122,10 +122,10 @@ def test_the_only_table_needs_no_name(path: Path) -> None:
 
 def test_a_job_may_start_if_the_file_of_its_table_is_there(path: Path) -> None:
     run(path, "CREATE TABLE t (n INT)")
-    require(f"sqlite:///{path}?table=t")
+    require(f"sqlite:///{path}?table=t", "--training-data")
     path.unlink()
     with pytest.raises(UserError, match="No such file"):
-        require(f"sqlite:///{path}?table=t")
+        require(f"sqlite:///{path}?table=t", "--training-data")
 
 
 def test_what_cannot_be_read_is_named(path: Path) -> None:

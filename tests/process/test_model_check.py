@@ -226,6 +226,12 @@ def test_what_is_wrong_is_told_with_its_place(
     assert not found["ok"] and found["exit_code"] == 2 and words in found["error"], found
 
 
+@pytest.mark.parametrize("name", ["training", "validation"])
+def test_data_that_is_not_there_is_named_with_its_flag(tmp_path: Path, name: str) -> None:
+    found = look(tmp_path, GOOD, **{f"{name}_data": str(tmp_path / "none.csv")})
+    assert found["error"] == f"--{name}-data: {tmp_path}/none.csv does not exist"
+
+
 def test_validation_data_of_other_columns_is_named_by_its_flag(tmp_path: Path) -> None:
     other = tmp_path / "other.csv"
     other.write_text("a,b\n1,2\n")
