@@ -6,6 +6,7 @@ at full speed, 26 ids an example by Zipf 1.05, and its servers change from 2 to 
 RESIZING_TIMES (2) times.
 
 - waited_s: from the cut after which the servers admit no push until the map changes, by the master;
+- of_it_s: to cut and seal, to save the last checkpoint, and to restore it;
 - still_s: the longest time without a step of any worker around it, by the workers;
 - usual_s: the longest one in the 5 s before;
 - took_s: the whole change, with the start of the new servers.
@@ -54,10 +55,12 @@ def _changes(rows: int) -> Iterator[dict[str, Any]]:
             job.scale_servers(servers)
             moved = job.until(f"{servers} servers", partial(_moved, job, number), LIMIT_S)
             time.sleep(REST_S)
-            waited_s, done_s = moved["details"]["waited_s"], moved["at"]
+            details, done_s = moved["details"], moved["at"]
+            waited_s = details["waited_s"]
             yield {
                 "servers": servers,
                 "waited_s": round(waited_s, 3),
+                "of_it_s": [round(details[part], 3) for part in ("seal_s", "save_s", "restore_s")],
                 "still_s": _still_s(job, done_s - waited_s - 1.0, done_s + 2.0),
                 "usual_s": _still_s(job, asked_s - REST_S, asked_s),
                 "took_s": round(done_s - asked_s, 1),

@@ -1,11 +1,14 @@
 """Whole jobs whose servers are killed at random: no update is lost, and weights count each record.
 
 Each record adds 1 to its row, to its bucket and to the total (`tests/fuzz_jobs/zoo/counting.py`),
-so the weights show what they were trained on.
+so the weights show what they were trained on. Where the number of servers changes, the model is a
+float64 one and each record adds `UNIT`. All sums of it are exact in float64 and in any order, and
+most are not in float32. So the weights have to be, bit for bit, those of a job without the change.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -18,8 +21,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from bench.step_log import steps_of
 from elasticdl.checkpoint import inspection
 from tests import churn
 from tests.conftest import ROOT, Job
@@ -30,6 +35,32 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 RECORDS, EPOCHS, MINIBATCH = 2400, 3, 8
 LIMIT_S = 240.0
+UNIT = 1.0 + 2.0**-38
+COUNTING = ROOT / "tests/fuzz_jobs/zoo/counting.py"
+_UNTIL_OVER = """
+
+keras.config.set_floatx("float64")
+
+from bench.step_log import StepLog
+
+
+def loss(labels, predictions):
+    return -(1.0 + 2.0**-38) * tf.reduce_sum(predictions)
+
+
+class Waits(keras.callbacks.Callback):
+    wait_s = 0.1
+
+    def on_train_batch_end(self, batch, logs=None):
+        end_s = time.monotonic() + self.wait_s
+        self.wait_s *= 1.01
+        while time.monotonic() < end_s and not os.path.exists({over!r}):
+            time.sleep(0.05)
+
+
+def callbacks():
+    return [StepLog(), Waits()]
+"""
 
 
 @pytest.fixture
@@ -37,9 +68,7 @@ def start(start_job: Callable[..., Job], tmp_path: Path) -> Callable[..., Job]:
     """A job on the ids 0 to RECORDS - 1."""
     (tmp_path / "ids.csv").write_text("\n".join(["id", *map(str, range(RECORDS))]) + "\n")
 
-    def run(pace_s: float, **flags: object) -> Job:
-        counting = ROOT / "tests/fuzz_jobs/zoo/counting.py"
-        churn.write_paced(counting, tmp_path, "counted", pace_s)
+    def run(**flags: object) -> Job:
         return start_job(
             "train",
             model_zoo=tmp_path,
@@ -59,15 +88,22 @@ def start(start_job: Callable[..., Job], tmp_path: Path) -> Callable[..., Job]:
 
 def check_weights(job: Job, tmp_path: Path, *, most_repeated: int) -> None:
     """The weights have seen just what the receipt says."""
+    check_receipt(job, most_repeated=most_repeated)
     total = job.receipt()["total"]
     found = counts.of_export(tmp_path / "export", RECORDS, width=1)
-    print(f"receipt {total}, weights count {found.total:g}")
-    assert (total["trained"], total["lost"], total["left"]) == (RECORDS * EPOCHS, 0, 0)
-    assert total["repeated"] <= most_repeated
+    print(f"weights count {found.total:g}")
     repeated = total["repeated"]
     assert found.problem(repeated) == ""
     assert 0 <= found.total - total["trained"] <= repeated
     assert found.records.min() >= EPOCHS
+
+
+def check_receipt(job: Job, *, most_repeated: int) -> None:
+    """No record and no update was lost."""
+    total = job.receipt()["total"]
+    print(f"receipt {total}")
+    assert (total["trained"], total["lost"], total["left"]) == (RECORDS * EPOCHS, 0, 0)
+    assert total["repeated"] <= most_repeated
     updates = job.receipt()["updates"]
     print(f"updates {updates}")
     assert (updates["lost"], updates["repeated"], updates["at_least"]) == (0, 0, False)
@@ -115,45 +151,89 @@ def kill_all_servers(job: Job) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+def wait_for_moment(job: Job, choose: random.Random, done: int) -> None:
+    """Until the next kill: any moment of the change, or in every other case one in which workers
+    wait for it, if that is seen.
+    """
+    if choose.random() < 0.5:
+        return time.sleep(choose.uniform(0.0, 2.0))
+
+    def waits() -> bool:
+        waiting = (job.status() or {}).get("waiting", ())
+        return any("workers wait" in one for one in waiting) or len(moves(job)) == done
+
+    return until("workers wait", waits, LIMIT_S, every_s=0.01)
+
+
 def moves(job: Job) -> list[str]:
     return [one["text"] for one in job.events() if "the parameters moved" in one["text"]]
+
+
+def write_until(over: Path, folder: Path) -> None:
+    """Put the float64 model into a folder. Its workers wait longer and longer after each step, as
+    long as there is no file `over`: training outlasts what happens meanwhile, however slow it is.
+    """
+    text = COUNTING.read_text() + _UNTIL_OVER.format(over=str(over))
+    (folder / "counted.py").write_text(text)
+
+
+def check_exact(tmp_path: Path) -> None:
+    """The weights are those of a job to which nothing happens."""
+    found, ids = counts.of_export(tmp_path / "export", RECORDS, width=1), np.arange(RECORDS)
+    print(f"total {found.total!r}")
+    assert (found.records == EPOCHS * UNIT).all()
+    assert (found.buckets == EPOCHS * UNIT * np.bincount(ids % counts.BUCKETS)).all()
+    assert found.total == EPOCHS * UNIT * RECORDS
+
+
+def still_s(job: Job, begin_s: float, end_s: float) -> float:
+    """The longest time without a step of any worker: with what they wait anyhow."""
+    steps_s = sorted(itertools.chain(*steps_of(job.directory).values()))
+    inside = [one for one in steps_s if begin_s <= one <= end_s]
+    return max(b - a for a, b in itertools.pairwise([begin_s, *inside, end_s]))
 
 
 @pytest.mark.parametrize("seed", range(churn.SEEDS or 1))
 def test_the_number_of_servers_changes_there_and_back_with_kills_and_loses_no_update(
     seed: int, start: Callable[..., Job], tmp_path: Path
 ) -> None:
-    # Processes start slowly on a busy machine, and training must outlast two changes.
-    job, choose = start(pace_s=0.1), random.Random(seed)
+    over, choose = tmp_path / "over", random.Random(seed)
+    write_until(over, tmp_path)
+    job = start()
     job.wait_until("training began", lambda status: status["version"] > 20, LIMIT_S)
     workers = job.pids("worker")
     for done, (number, role) in enumerate(((3, "ps"), (2, "master")), 1):
+        begin_s = time.time()
         resize(job, number)
-        time.sleep(choose.uniform(0.0, 2.0))
+        wait_for_moment(job, choose, done)
         job.kill(role, choose)
 
         def changed(done: int = done) -> bool:
             return len(moves(job)) == done
 
         until(f"there are {number} servers", changed, LIMIT_S, every_s=0.2)
+        print(f"no step for {still_s(job, begin_s, time.time()):.2f} s")
     assert job.pids("worker") == workers, "no worker was restarted"
     until(
         "the memory of all other servers is free", lambda: len(kept(job)) == 2, LIMIT_S, every_s=0.2
     )
     assert not kept(job) & {0, 1}
+    over.touch()
     code, output = job.finish()
     assert code == 0, output
-    print(moves(job))
+    print([one["text"] for one in job.events() if one["kind"] == "scale"])
     back = returns(job)
     assert all("no update of its part was lost" in one["text"] for one in back), back
-    check_weights(job, tmp_path, most_repeated=0)
+    check_receipt(job, most_repeated=0)
+    check_exact(tmp_path)
 
 
 def test_servers_workers_and_masters_that_are_killed_by_turns_lose_no_update(
     start: Callable[..., Job], tmp_path: Path
 ) -> None:
     """At last the servers lose their memory, too."""
-    job = start(pace_s=0.05, checkpoint_steps=100, keep_checkpoint_max=0)
+    churn.write_paced(COUNTING, tmp_path, "counted", pace_s=0.05)
+    job = start(checkpoint_steps=100, keep_checkpoint_max=0)
     job.wait_until("training began", lambda status: status["version"] > 20, LIMIT_S)
     choose = random.Random(5)
     kills: tuple[tuple[str, Callable[[], None]], ...] = (

@@ -35,8 +35,8 @@ class Total(keras.layers.Layer):
 
 
 class Counts(keras.layers.Layer):
-    """int64[n] ids -> float32[n, 3]: `width` times how often each id was trained on, its bucket,
-    and all ids.
+    """int64[n] ids -> [n, 3] of Keras's default type: `width` times how often each id was trained
+    on, its bucket, and all ids.
     """
 
     def __init__(self, rows, kind, width, dtype):
@@ -48,7 +48,7 @@ class Counts(keras.layers.Layer):
         self.total = Total(name="total")
 
     def call(self, ids):
-        record = tf.cast(tf.reduce_sum(self.records(ids), axis=-1), tf.float32)
+        record = tf.cast(tf.reduce_sum(self.records(ids), axis=-1), self.compute_dtype)
         return tf.stack([record, self.buckets(ids % BUCKETS)[:, 0], self.total(ids)], axis=1)
 
 

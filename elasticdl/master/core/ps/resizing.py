@@ -11,7 +11,7 @@ the new ones lack. So whatever ends meanwhile costs a try at most.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import final
 
 from elasticdl.cluster.base import ProcessName, Role
@@ -243,7 +243,7 @@ class Resizing:
     def _commit(self, move: Move) -> None:
         """Change the map: workers follow, and the sealed servers end."""
         context, before = self._context, self._context.servers
-        waited_s = context.now_s - move.since_s
+        waits = move.waits_until(context.now_s)
         context.server_map, context.moving = move.to, ""
         context.updates.moved(move.to.first)
         self._move, self._failures = None, 0
@@ -261,9 +261,14 @@ class Resizing:
             self._reached()
         text = (
             f"the parameters moved from {before} to {amount(move.to.number, 'server')} at version"
-            f" {move.version}; workers waited {waited_s:.2f} s, and no update was lost"
+            f" {move.version}; workers waited {waits}, and no update was lost"
         )
-        details = {"servers": move.to.number, "version": move.version, "waited_s": waited_s}
+        details = {
+            "servers": move.to.number,
+            "version": move.version,
+            "waited_s": waits.total_s,
+            **asdict(waits),
+        }
         context.orders.announce("scale", text, details=details)
 
     def _forgive(self) -> None:
@@ -381,7 +386,8 @@ class Resizing:
     def cut(self, snapshot: SnapshotId) -> None:
         """The servers that serve are sealed, and their views are being written."""
         if self._move is not None and self._move.sealed and self._move.snapshot == snapshot:
-            self._move = replace(self._move, stage=Stage.SAVING)
+            now_s = self._context.now_s
+            self._move = replace(self._move, stage=Stage.SAVING, sealed_s=now_s)
 
     def saved(self, event: SnapshotSaved) -> None:
         """A checkpoint is on disk: the new servers may load it, or restore it if it is the last."""
@@ -398,7 +404,9 @@ class Resizing:
                 self._load(move)
         elif ours:
             names = tuple(one.name for one in self._going(move.to))
-            self._move = replace(move, stage=Stage.RESTORING, version=event.version)
+            self._move = replace(
+                move, stage=Stage.RESTORING, version=event.version, saved_s=event.at_s
+            )
             self._context.orders.give(RestoreServers(names, event.path))
 
     def _load(self, move: Move) -> None:

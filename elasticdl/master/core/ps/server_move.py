@@ -31,6 +31,27 @@ class Stage(StrEnum):
 
 @final
 @dataclass(frozen=True, slots=True)
+class Waits:
+    """Seconds that workers waited: for the cut and the seal, until the last checkpoint was on disk,
+    and until all new servers had restored it.
+    """
+
+    seal_s: float
+    save_s: float
+    restore_s: float
+
+    @property
+    def total_s(self) -> float:
+        """All of them."""
+        return self.seal_s + self.save_s + self.restore_s
+
+    def __str__(self) -> str:
+        parts = f"{self.seal_s:.2f} to seal, {self.save_s:.2f} to save, {self.restore_s:.2f}"
+        return f"{self.total_s:.2f} s ({parts} to restore)"
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class Move:
     """One try.
 
@@ -40,7 +61,8 @@ class Move:
     `snapshot`: the checkpoint that was ordered last, at `ordered_s`, and is not on disk. `newest`:
     the newest one on disk. `base`: the one that new servers were told to load, which `loaded` have,
     all of them since `loaded_s`. `rounds` were taken for them and are on disk; the last one began
-    at `round_s`, and the one before it took `took_s`. `failed` before the seal.
+    at `round_s`, and the one before it took `took_s`. `failed` before the seal. The last checkpoint
+    was cut at `sealed_s`, and on disk at `saved_s`.
     """
 
     to: ServerMap
@@ -59,6 +81,8 @@ class Move:
     loaded_s: float = 0.0
     took_s: float = 0.0
     failed: int = 0
+    sealed_s: float = 0.0
+    saved_s: float = 0.0
 
     @property
     def waits(self) -> bool:
@@ -75,6 +99,12 @@ class Move:
             rounds=self.rounds + 1,
             round_s=self.ordered_s,
             took_s=self.loaded_s - self.round_s,
+        )
+
+    def waits_until(self, now_s: float) -> Waits:
+        """How long workers waited for each part of the move, if it ends now."""
+        return Waits(
+            self.sealed_s - self.since_s, self.saved_s - self.sealed_s, now_s - self.saved_s
         )
 
     @property
