@@ -274,6 +274,16 @@ def test_a_checkpoint_that_servers_load_is_removed_after_that(tmp_path: Path) ->
     assert bench.names() == ["version-4"]
 
 
+def test_no_checkpoint_is_removed_while_others_wait_for_a_new_one(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, keep_checkpoint_max=1)
+    bench.save(1)
+    bench.save(2, hurried=True)
+    bench.save(3, hurried=True)
+    assert bench.names() == ["version-1", "version-2", "version-3"]
+    asyncio.run(bench.archive.prune(3))
+    assert bench.names() == ["version-3"]
+
+
 def test_only_the_newest_are_kept_and_zero_keeps_all(tmp_path: Path) -> None:
     two, every = (
         Bench(tmp_path / "two", keep_checkpoint_max=2),

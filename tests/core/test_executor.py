@@ -80,6 +80,10 @@ def asked(command: do.Command) -> list[tuple[Any, ...]]:
         (do.DropSnapshot(SnapshotId(3)), [("ring.drop", 3)]),
         (do.KeepScale(1, 2), [("deps.archive.keep_scale", 1, 2)]),
         (do.KeepServers(3), [("deps.archive.keep_servers", 3)]),
+        (
+            do.PruneCheckpoints(7),
+            [("deps.archive.prune", 7), ("queue.spawn", "removal of old checkpoints")],
+        ),
         (do.LoadServers((SERVER,), "d"), [("orders.put", SERVER, Load("d"))]),
         (do.RestoreServers((SERVER,), "d"), [("orders.put", SERVER, Restore("d"))]),
         (do.FinishServers((SERVER,)), [("orders.put", SERVER, Finish())]),

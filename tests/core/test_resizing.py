@@ -229,6 +229,7 @@ def test_a_checkpoint_before_the_seal_that_fails_is_taken_again() -> None:
         assert not taken.seal
     commands = job.put(e.SnapshotFailed(0, taken.snapshot, "the disk is full"))
     assert "the disk is full" in said(commands) and not of(c.UnsealServers, commands)
+    assert not of(c.PruneCheckpoints, commands), "there is none yet"
     assert {one.name for one in of(c.StopProcess, commands)} == {ps(2), ps(3), ps(4)}
 
 
@@ -237,6 +238,7 @@ def test_loading_that_takes_too_long_is_given_up_and_training_went_on() -> None:
     written(job, standing(job), "version-1")
     commands = job.tick(LOAD_LIMIT_S + 1)
     assert "loading took more than 1800 s" in said(commands)
+    assert of(c.PruneCheckpoints, commands) == [c.PruneCheckpoints(1)]
     assert not of(c.UnsealServers, commands), "nothing was sealed"
 
 
@@ -250,11 +252,27 @@ def test_the_map_changes_when_all_new_servers_have_restored_the_cut() -> None:
     assert (published.first, published.addresses) == (2, ("at-ps-2", "at-ps-3", "at-ps-4"))
     assert of(c.FinishServers, commands) == [c.FinishServers((ps(0), ps(1)))]
     assert of(c.KeepServers, commands) == [c.KeepServers(3)]
+    assert of(c.PruneCheckpoints, commands) == [c.PruneCheckpoints(1)]
     assert "from 2 to 3 servers at version 1" in said(commands)
     job.die(ps(0), ExitStatus(exit_code=0))
     job.die(ps(1))
     assert not of(c.StartProcess, job.tick()), "nobody replaces them"
     assert job.state.status().waiting == ()
+
+
+def test_the_event_says_how_long_workers_waited_for_each_part() -> None:
+    job = training()
+    taken = sealed(job)
+    job.tick(1)
+    job.put(e.SnapshotCut(0, taken.snapshot, 1, {}))
+    job.tick(2)
+    job.put(e.SnapshotSaved(0, taken.snapshot, 1, "version-1", 9))
+    job.tick(3)
+    commands = job.attach(ps(2), ps(3), ps(4), restored=1)
+    assert "workers waited 6.00 s (1.00 to seal, 2.00 to save, 3.00 to restore)" in said(commands)
+    (event,) = [one for one in of(c.Announce, commands) if "waited_s" in one.details]
+    parts = ("waited_s", "seal_s", "save_s", "restore_s")
+    assert [event.details[part] for part in parts] == [6, 1, 2, 3]
 
 
 def test_there_and_back_again_takes_indices_that_no_server_had() -> None:

@@ -156,13 +156,14 @@ def wait_for_moment(job: Job, choose: random.Random, done: int) -> None:
     wait for it, if that is seen.
     """
     if choose.random() < 0.5:
-        return time.sleep(choose.uniform(0.0, 2.0))
+        time.sleep(choose.uniform(0.0, 2.0))
+        return
 
     def waits() -> bool:
         waiting = (job.status() or {}).get("waiting", ())
         return any("workers wait" in one for one in waiting) or len(moves(job)) == done
 
-    return until("workers wait", waits, LIMIT_S, every_s=0.01)
+    until("workers wait", waits, LIMIT_S, every_s=0.01)
 
 
 def moves(job: Job) -> list[str]:

@@ -132,6 +132,9 @@ class Archive:
         paused_s = min((part.paused_s for part in parts), default=0.0)
         return SavedCheckpoint(path, 1, paused_s=paused_s)
 
+    async def prune(self, version: int) -> None:
+        """The simulated disk is large enough."""
+
     def keep_scale(self, low: int, high: int) -> None:
         """Nobody resumes."""
 

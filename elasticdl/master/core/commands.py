@@ -169,6 +169,13 @@ class KeepServers(Command):
 
 
 @dataclass(frozen=True, slots=True)
+class PruneCheckpoints(Command):
+    """Remove checkpoints before `version`, but for the newest ones that the job keeps."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
 class PublishRing(Command):
     """Announce a new generation to its members, by rank, and to those of the previous one.
 
@@ -224,7 +231,8 @@ class SaveSnapshot(Command):
     hurried: bool = False
     """Whether servers or workers wait for it.
 
-    Then it is not copied to --checkpoint-dir, and it is a delta even if its chain is long.
+    Then it is not copied to --checkpoint-dir, it is a delta even if its chain is long, and older
+    ones stay until PruneCheckpoints.
     """
     held: tuple[str, ...] = ()
     """Older checkpoints that are not removed yet: servers load them."""

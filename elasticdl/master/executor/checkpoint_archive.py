@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, final
@@ -190,6 +190,7 @@ class CheckpointArchive:
     async def save(self, command: SaveSnapshot, snapshots: Saver) -> SavedCheckpoint:
         """Save all parts of a view, add the manifest, and remove old checkpoints.
 
+        Nothing is removed while others wait: that of a large one takes longer than a small delta.
         A failure leaves earlier checkpoints in place. Raises ElasticDLError.
         """
         try:
@@ -208,20 +209,20 @@ class CheckpointArchive:
             raise TransientError(f"cannot write to {making}: {error.strerror or error}") from error
         self.restore_from = str(directory)
         self._newest_taken = _Newest(command.snapshot, directory, manifest, command.hurried)
-        try:
-            await asyncio.to_thread(
-                store.prune,
-                self._checkpoints,
-                self._spec.keep_checkpoint_max,
-                command.version,
-                command.held,
-            )
-        except OSError as error:
-            _LOG.warning("cannot remove old checkpoints in %s: %s", self._checkpoints, error)
+        if not command.hurried:
+            await self.prune(command.version, command.held)
         problem = ""
         if self._spec.checkpoint_dir and not command.hurried:
             problem = await asyncio.to_thread(self._copy, directory, manifest)
         return SavedCheckpoint(str(directory), manifest.bytes, problem, paused_s)
+
+    async def prune(self, version: int, held: Collection[str] = ()) -> None:
+        """Remove checkpoints before `version`, but for the newest that are kept, and for `held`."""
+        keep = self._spec.keep_checkpoint_max
+        try:
+            await asyncio.to_thread(store.prune, self._checkpoints, keep, version, held)
+        except OSError as error:
+            _LOG.warning("cannot remove old checkpoints in %s: %s", self._checkpoints, error)
 
     def _copy(self, directory: Path, manifest: Manifest) -> str:
         """Copy a checkpoint to --checkpoint-dir; return why that failed, '' if it did not."""

@@ -50,6 +50,9 @@ class Archive(Protocol):
     async def save(self, command: do.SaveSnapshot, snapshots: Saver) -> SavedCheckpoint:
         """Write a cut view as a complete checkpoint. Raises ElasticDLError."""
 
+    async def prune(self, version: int) -> None:
+        """Remove checkpoints before this version that the job does not keep. Never fails."""
+
     def keep_scale(self, low: int, high: int) -> None:
         """Save the range of workers for a resumed job. A full disk loses only that."""
 
@@ -129,6 +132,7 @@ class Executor:
                 | do.UnsealServers()
                 | do.FinishServers()
                 | do.KeepServers()
+                | do.PruneCheckpoints()
             ):
                 self._resize(command)
             case do.Announce():
@@ -203,7 +207,8 @@ class Executor:
         | do.RestoreServers
         | do.UnsealServers
         | do.FinishServers
-        | do.KeepServers,
+        | do.KeepServers
+        | do.PruneCheckpoints,
     ) -> None:
         """Carry out a part of a change of the number of servers."""
         match command:
@@ -222,6 +227,8 @@ class Executor:
                     self._order(server, Finish())
             case do.KeepServers(number):
                 self._deps.archive.keep_servers(number)
+            case do.PruneCheckpoints(version):
+                self._queue.spawn("removal of old checkpoints", self._deps.archive.prune(version))
 
     async def _start(self, command: do.StartProcess) -> None:
         name = command.name

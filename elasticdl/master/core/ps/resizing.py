@@ -25,6 +25,7 @@ from elasticdl.master.core.commands import (
     FinishServers,
     KeepServers,
     LoadServers,
+    PruneCheckpoints,
     RestoreServers,
     StopProcess,
     UnsealServers,
@@ -253,6 +254,7 @@ class Resizing:
             end_s, process.finished = context.now_s + _FINISH_S, True
             process.enter(Life.STOPPING, context.now_s, "its parameters moved", deadline_s=end_s)
         context.orders.give(FinishServers(move.sealed))
+        context.orders.give(PruneCheckpoints(move.version))
         exporter = self._leasing.exporting.server_lost(move.sealed[0])
         for holder in (*self._evaluation.server_lost(move.sealed[0]), *exporter):
             self._leasing.revocation.revoke(holder, "the number of parameter servers changed")
@@ -288,6 +290,8 @@ class Resizing:
             context.orders.give(UnsealServers(move.snapshot))
             context.moving = ""
             self._forgive()
+        if self._checkpointing.saved:
+            context.orders.give(PruneCheckpoints(self._checkpointing.saved[-1].version))
         for index in move.to.indices:
             if (process := context.processes.server(index)) is not None:
                 self._scaling.stop(process, 0.0, why)
@@ -404,9 +408,8 @@ class Resizing:
                 self._load(move)
         elif ours:
             names = tuple(one.name for one in self._going(move.to))
-            self._move = replace(
-                move, stage=Stage.RESTORING, version=event.version, saved_s=event.at_s
-            )
+            now_s = self._context.now_s
+            self._move = replace(move, stage=Stage.RESTORING, version=event.version, saved_s=now_s)
             self._context.orders.give(RestoreServers(names, event.path))
 
     def _load(self, move: Move) -> None:
