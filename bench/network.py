@@ -3,10 +3,12 @@ TensorFlow's ParameterServerStrategy, over a link of 500 Mbit/s, of 2 Gbit/s, an
 
 The link is the loopback interface of a network namespace of its own, which both directions share;
 no interface outside of it is touched. Making one needs root. Samples/s; bytes a sample as the
-interface counts them; AUC after one pass. First what workers exchange is measured alone
-(`bench/exchange.py`), which other work on the cores disturbs least; `NETWORK_SYSTEMS=` (none)
-measures nothing else. `NETWORK_LINKS`, `NETWORK_BATCHES`, `NETWORK_SYSTEMS`,
-`NETWORK_ROUNDS` (0: no AUC, one round), `NETWORK_SECONDS` and `E2E_RECORDS` shorten it.
+interface counts them; AUC after one pass. Ours is that of one worker with `--max-staleness 0`: its
+steps are the same with every precision, so nothing else differs. First what workers exchange is
+measured alone (`bench/exchange.py`), which other work on the cores disturbs least;
+`NETWORK_SYSTEMS=` (none) measures nothing else. `NETWORK_LINKS`, `NETWORK_BATCHES`,
+`NETWORK_SYSTEMS`, `NETWORK_ROUNDS` (0: no AUC, one round), `NETWORK_SECONDS` and `E2E_RECORDS`
+shorten it.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ from bench.learning_curve import loopback_bytes
 LINKS = {"500mbit": "500 Mbit/s", "2gbit": "2 Gbit/s", "none": "no limit"}
 SYSTEMS = ("float32", "bfloat16", "auto", "pss")
 """Ours, by --wire-precision, and ParameterServerStrategy."""
+AUC_AIM = 0.001
+"""Of the difference between a lower precision and float32."""
 AIMS = {"float32": 1.1, "bfloat16": 2.0, "auto": 2.0}
 """Times PSS, at 500 Mbit/s."""
 _BURST, _QUEUE = "256k", "50ms"
@@ -136,8 +140,13 @@ def _run(system: str, batch: int, folder: Path, *, with_auc: bool) -> Figures:
     ours = flags("adam", batch, folder / "train.npz", 2) | {"wire_precision": system}
     with running(**ours, num_epochs=1000) as job:
         rate, bytes_per_sample = _steady(job, float(os.environ.get("NETWORK_SECONDS", "12")))
-    auc = learn("adam", batch, folder, rate, wire_precision=system).auc if with_auc else None
-    return Figures(rate, bytes_per_sample, auc)
+    return Figures(rate, bytes_per_sample, _auc(system, batch, folder) if with_auc else None)
+
+
+def _auc(precision: str, batch: int, folder: Path) -> float:
+    """Of one worker that pulls only after its own pushes."""
+    alone = {"workers": 1, "max_staleness": 0}
+    return learn("adam", batch, folder, 0.0, wire_precision=precision, **alone).auc
 
 
 def _steady(job: RunningJob, seconds: float) -> tuple[float, float]:
@@ -170,8 +179,11 @@ def _medians(runs: list[Figures]) -> dict[str, float | None]:
 
 def _show(batch: int, row: dict[str, Any], aims: Mapping[str, float]) -> None:
     pss = row.get("pss", {}).get("samples_per_s")
+    exact = row.get("float32", {}).get("auc")
     for system, one in row.items():
-        auc = f"   AUC {one['auc']:.4f}" if one["auc"] is not None else ""
+        auc = f"   AUC {one['auc']:.5f}" if one["auc"] is not None else ""
+        if auc and exact is not None and system in ("bfloat16", "auto"):
+            auc += f" ({one['auc'] - exact:+.5f}; aim +-{AUC_AIM})"
         times = f"   {one['samples_per_s'] / pss:.2f} x PSS" if pss else ""
         if times and system in aims:
             times += f" (aim {aims[system]})"

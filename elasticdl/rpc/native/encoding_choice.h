@@ -47,8 +47,8 @@ class EncodingChoice {
     }
     paces_[static_cast<size_t>(encoding)].push_back(pace);
     ++tried_;
-    // A few requests suffice to confirm a choice: in a trial most of them travel in a worse way.
-    const bool confirmed = period_ > kShortest && tried_ == ways_ * kInTurn && best() == chosen_;
+    // A few requests suffice to confirm that packing pays: on such a link the plain ones of a trial are a good part of all bytes.
+    const bool confirmed = chosen_ != Encoding::plain && tried_ == ways_ * kInTurn && best() == chosen_;
     if (!confirmed && tried_ < ways_ * kSamples) return;
     chosen_ = best();
     try_again_in(period_);
@@ -63,7 +63,7 @@ class EncodingChoice {
   static constexpr size_t kLeastBytes = 64 << 10;  // smaller requests measure the latency
   static constexpr size_t kSamples = 12, kInTurn = 4;
   // Soon at first, since other workers are still starting. A worker may make 4 requests a second only.
-  static constexpr size_t kShortest = 64, kLongest = 512;
+  static constexpr size_t kShortest = 16, kLongest = 512;
   static constexpr double kFastPace = 1 / 400e6, kSlowPace = 1 / 100e6;  // s/byte
   // The part of the time of plain frames that each may take. Another way must be clearly faster: cores are for training, too,
   // and every bit is worth something. On a slow link a worker sees only a part of what it saves: it waits for others' bytes, too.
