@@ -150,11 +150,14 @@ def _auc(precision: str, batch: int, folder: Path) -> float:
 
 
 def _steady(job: RunningJob, seconds: float) -> tuple[float, float]:
-    """Samples/s and bytes a sample over `seconds`, once the job is in its stride."""
-    points = list(_points(job, seconds))
-    (began_s, records, sent), (end_s, more_records, more_sent) = points[0], points[-1]
-    trained = more_records - records
-    return trained / (end_s - began_s), (more_sent - sent) / trained
+    """Samples/s and bytes a sample over `seconds`, once the job is in its stride.
+
+    By the slopes of lines through all points: workers report every two seconds, so records come in
+    steps.
+    """
+    times_s, records, sent = zip(*_points(job, seconds), strict=True)
+    rate = statistics.linear_regression(times_s, records).slope
+    return rate, statistics.linear_regression(times_s, sent).slope / rate
 
 
 def _points(job: RunningJob, seconds: float) -> Iterator[tuple[float, int, int]]:

@@ -134,7 +134,7 @@ void what_takes_the_least_time_is_chosen() {
         choice.took(choice.next(), 1000, 10.0);                                                            // too small to tell
         choice.took(choice.next() == Encoding::plain ? Encoding::packed : Encoding::plain, kBytes, 1e-6);  // not the next way
       }
-      CHECK(wrong <= ((may_round ? link.any : link.exact) == Encoding::plain ? 100 : 40));
+      CHECK(wrong <= ((may_round ? link.any : link.exact) == Encoding::plain ? 50 : 20));
       if (!may_round) CHECK(rounded == 0);
     }
     choice.give(Encoding::plain);
