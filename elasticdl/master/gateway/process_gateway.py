@@ -421,8 +421,8 @@ class ProcessGateway:
         """Report the version of the least advanced server, unless a server is absent."""
         versions = [
             one.version
-            for name, one in self.sessions
-            if name.role is Role.PS and one.announced and name.index in self._registry.indices
+            for name, one in self.sessions.servers()
+            if one.announced and name.index in self._registry.indices
         ]
         if len(versions) == self._registry.number and min(versions) != self._version:
             self._version = min(versions)

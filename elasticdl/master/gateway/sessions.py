@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import final
 
-from elasticdl.cluster.base import ProcessName
+from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.dropped import DropCause, drops_in
 from elasticdl.flag_values import MOST_STALENESS
 from elasticdl.master.core.presence import AttachedProcess
@@ -116,6 +116,8 @@ class Sessions:
 
     def __init__(self) -> None:
         self._present: dict[ProcessName, Session] = {}
+        self._servers: dict[ProcessName, Session] = {}
+        """Those of parameter servers, which are few among thousands of workers."""
         self._left: dict[ProcessName, str] = {}
         self._passed_s = 0.0
         """Time that counts as silence."""
@@ -125,6 +127,10 @@ class Sessions:
 
     def __iter__(self) -> Iterator[tuple[ProcessName, Session]]:
         return iter(tuple(self._present.items()))
+
+    def servers(self) -> Iterator[tuple[ProcessName, Session]]:
+        """Return the attached parameter servers."""
+        return iter(tuple(self._servers.items()))
 
     def refusal(self, name: ProcessName, instance: str) -> str:
         """Return why this process may not use `name`, or '' if it may."""
@@ -139,14 +145,15 @@ class Sessions:
 
     def claim(self, name: ProcessName, instance: str) -> Session:
         """Attach a process, or return its session; check `refusal` of a present name first."""
-        return self._present.setdefault(name, Session(instance, self._passed_s))
+        present = self._present.get(name)
+        return present or self._add(name, Session(instance, self._passed_s))
 
     def restore(self, process: AttachedProcess, version: int) -> None:
         """Expect a process that had attached to an earlier master.
 
         From now on its silence counts. `version` is the least that a server can have.
         """
-        self._present[process.name] = Session(
+        session = Session(
             process.instance,
             self._passed_s,
             starting=process.starting,
@@ -154,6 +161,13 @@ class Sessions:
             announced=True,
             version=version,
         )
+        self._add(process.name, session)
+
+    def _add(self, name: ProcessName, session: Session) -> Session:
+        self._present[name] = session
+        if name.role is Role.PS:
+            self._servers[name] = session
+        return session
 
     def __len__(self) -> int:
         return len(self._present)
@@ -172,6 +186,7 @@ class Sessions:
         if name in self._left:
             return False
         self._left[name] = why
+        self._servers.pop(name, None)
         return self._present.pop(name, None) is not None
 
     def has_left(self, name: ProcessName) -> bool:
