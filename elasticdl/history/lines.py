@@ -139,7 +139,7 @@ def began_at(path: Path) -> float | None:
         return None
 
 
-def read_lines(path: Path, until_bytes: int | None = None) -> list[Line]:
+def read_text(path: Path, until_bytes: int | None = None) -> bytes:
     """Read the last 64 MiB of a file; return nothing if it does not exist.
 
     Raises OSError if the file cannot be read.
@@ -149,6 +149,14 @@ def read_lines(path: Path, until_bytes: int | None = None) -> list[Line]:
             end = file.seek(0, os.SEEK_END) if until_bytes is None else until_bytes
             begin = max(0, end - MOST_READ_BYTES)
             file.seek(begin)
-            return parsed(file.read(end - begin))
+            return file.read(end - begin)
     except FileNotFoundError:
-        return []
+        return b""
+
+
+def read_lines(path: Path, until_bytes: int | None = None) -> list[Line]:
+    """Read the lines of the last 64 MiB of a file; return nothing if it does not exist.
+
+    Raises OSError if the file cannot be read.
+    """
+    return parsed(read_text(path, until_bytes))

@@ -70,6 +70,9 @@ from elasticdl.tokens import process_token, run_name
 from elasticdl.tracking.choice import what_to_send
 
 PROGRESS_EVERY_S = 2.0
+_EVENTS_AT_ONCE, _EVENTS_PAUSE_S = 200, 0.05
+"""How many events of earlier masters are read at once, which takes some milliseconds, and then the
+pause. All processes of the job attach meanwhile."""
 _MAIN_TASK = {
     Action.TRAIN: Task.TRAINING,
     Action.EVALUATE: Task.EVALUATION,
@@ -319,6 +322,7 @@ class Master:
         if why := self._environment.stopped_for:
             self.queue.post(StopRequested(self.queue.at_s(), why))
         self.queue.spawn("progress", self._tell_progress())
+        self.queue.spawn("events of earlier masters", self._read_events())
         driver = Driver(self.core, journal, self.queue, self._gateway, executor)
         try:
             return await driver.run(self._observed(cluster))
@@ -358,6 +362,10 @@ class Master:
         while True:
             await asyncio.sleep(PROGRESS_EVERY_S)
             self._platform.progressed(self.core.records_done)
+
+    async def _read_events(self) -> None:
+        while self.record.event_log.catch_up(_EVENTS_AT_ONCE):
+            await asyncio.sleep(_EVENTS_PAUSE_S)
 
     def _resume_work(
         self, sources: tuple[Source, ...], begin_from: str, restore_from: str | None

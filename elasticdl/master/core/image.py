@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache, lru_cache
@@ -254,33 +254,50 @@ class _Decoder:
         self._objects: dict[int, Any] = {}
         self._wired: set[int] = set()
         """Objects that `root` was made with."""
+        self._missing: dict[tuple[Any, ...], list[tuple[str, Any]]] = {}
+        """By class and present fields: default values of the other fields."""
         process = cache(ProcessName.parse)
+        enum = cache(lambda name, item: _class_of(name, Enum)(item))
         self._of_tag: dict[str, Callable[[list[Any]], Any]] = {
-            "constant": lambda rest: self._constants[rest[0]],
-            "process": lambda rest: process(rest[0]),
-            "dict": lambda rest: {self._value(key): self._value(item) for key, item in rest},
-            "counter": lambda rest: Counter(dict(self._of_tag["dict"](rest))),
-            "enum": lambda rest: _class_of(rest[0], Enum)(rest[1]),
-            "deque": lambda rest: deque(map(self._value, rest[1:]), maxlen=rest[0]),
+            "constant": lambda plain: self._constants[plain[1]],
+            "process": lambda plain: process(plain[1]),
+            "dict": lambda plain: dict(self._pairs(plain)),
+            "counter": lambda plain: Counter(dict(self._pairs(plain))),
+            "enum": lambda plain: enum(plain[1], plain[2]),
+            "deque": lambda plain: deque(map(self._value, plain[2:]), maxlen=plain[1]),
             "model": self._model,
             "value": self._frozen,
-            "object": lambda rest: self._object(rest[0]),
+            "object": lambda plain: self._object(plain[1]),
+            **{tag: self._sequence for tag in _KINDS},
         }
 
     def restore(self, root: object) -> None:
         self._bind(root, 0)
         for number, (_, state) in enumerate(self._image):
             instance = self._object(number)
-            self._compare(instance, number, state)
+            missing = self._compared(instance, number, state)
             for name, item in state.items():
-                setattr(instance, name, self._value(item))
-            kind: Any = type(instance)
-            for name, default in _defaults(kind).items():
-                if name not in state:
-                    setattr(instance, name, default)
+                # Most are no lists. There are half a million, so each call counts.
+                setattr(instance, name, self._value(item) if type(item) is list else item)
+            for name, default in missing:
+                setattr(instance, name, default)
         for instance in self._objects.values():
             if hasattr(instance, "DERIVED"):
                 instance.derive()
+
+    def _compared(
+        self, instance: object, number: int, state: Mapping[str, Plain]
+    ) -> list[tuple[str, Any]]:
+        """Return the default values that a state leaves out. Raises as `_compare`."""
+        kind: Any = type(instance)
+        key = None if number in self._wired else (kind, *state)
+        if key is not None and (known := self._missing.get(key)) is not None:
+            return known
+        self._compare(instance, number, state)
+        missing = [(name, one) for name, one in _defaults(kind).items() if name not in state]
+        if key is not None:
+            self._missing[key] = missing
+        return missing
 
     def _compare(self, instance: object, number: int, state: Mapping[str, Plain]) -> None:
         """Raise ValueError if this code has other fields."""
@@ -310,28 +327,30 @@ class _Decoder:
                     todo.append((child, item[1]))
 
     def _object(self, number: int) -> Any:  # noqa: ANN401
-        if number not in self._objects:
+        if (instance := self._objects.get(number)) is None:
             kind = _class_of(self._image[number][0], object)
-            self._objects[number] = object.__new__(kind)
-        return self._objects[number]
+            instance = self._objects[number] = object.__new__(kind)
+        return instance
 
     def _value(self, plain: Plain) -> Any:  # noqa: ANN401
-        if not isinstance(plain, list):
-            return plain
-        tag, rest = plain[0], plain[1:]
-        kind = _KINDS.get(tag)
-        if kind is not None:
-            return kind(map(self._value, rest))
-        return self._of_tag[tag](rest)
+        return self._of_tag[plain[0]](plain) if type(plain) is list else plain
 
-    def _model(self, rest: list[Any]) -> Any:  # noqa: ANN401
-        name, made_of = rest
+    def _sequence(self, plain: list[Any]) -> Any:  # noqa: ANN401
+        return _KINDS[plain[0]](map(self._value, plain[1:]))
+
+    def _pairs(self, plain: list[Any]) -> Iterator[tuple[Any, Any]]:
+        value = self._value
+        for key, item in plain[1:]:
+            yield value(key), value(item) if type(item) is list else item
+
+    def _model(self, plain: list[Any]) -> Any:  # noqa: ANN401
+        _, name, made_of = plain
         # Every field is given as it was, so there is nothing to validate.
         values = {field: self._value(item) for field, item in made_of.items()}
         return _class_of(name, BaseModel).model_construct(**values)
 
-    def _frozen(self, rest: list[Any]) -> Any:  # noqa: ANN401
-        name, made_of = rest
+    def _frozen(self, plain: list[Any]) -> Any:  # noqa: ANN401
+        _, name, made_of = plain
         return _class_of(name)(**{field: self._value(item) for field, item in made_of.items()})
 
 

@@ -149,15 +149,18 @@ def _listed(context: JobContext) -> Iterable[Process]:
     if len(going) <= MOST_LISTED:
         return shown.values()
     apart, others = list[Process](), list[Process]()
+    all_up = context.processes.all_up
     for one in going.values():
-        (apart if _is_apart(one) else others).append(one)
+        (apart if _is_apart(one, all_up=all_up) else others).append(one)
     # By identity: of ten thousand processes, names would take ten times as long.
     listed = set(map(id, chain(islice(apart, MOST_LISTED), others[: MOST_LISTED - len(apart)])))
     return (one for one in shown.values() if id(one) in listed or one.life is Life.ENDED)
 
 
-def _is_apart(process: Process) -> bool:
-    return process.name.role is Role.PS or not process.up or bool(process.slow_times)
+def _is_apart(process: Process, *, all_up: bool) -> bool:
+    if process.slow_times or process.name.role is Role.PS:
+        return True
+    return not all_up and not process.up
 
 
 def _state(process: Process) -> Life:
@@ -166,12 +169,14 @@ def _state(process: Process) -> Life:
 
 
 def _states(context: JobContext) -> dict[str, dict[str, int]]:
-    going = context.processes.going.values()
-    at_work = sum(one.up for one in context.processes.live_workers())
+    processes = context.processes
+    at_work = processes.up_workers()
+    # Ten thousand workers, when all are at work, are not looked at one by one.
+    others = processes.servers if processes.all_up else processes.going.values()
     counts = Counter(
         (one.name.role, _state(one))
-        for one in going
-        if not (one.up and one.name.role is Role.WORKER)
+        for one in others
+        if one.life is not Life.ENDED and not (one.up and one.name.role is Role.WORKER)
     )
     if at_work:
         # Most processes: to count each by its role and state would take ten times as long.
@@ -267,7 +272,7 @@ def _scale(context: JobContext) -> ScaleStatus:
         context.workers.low,
         context.workers.high,
         len(workers),
-        sum(process.up for process in workers),
+        context.processes.up_workers(),
         None if context.autoscaled is None else context.most_workers,
         context.autoscale_reason or None,
         context.autoscale_holds_back or None,
@@ -341,7 +346,8 @@ def _waiting(
 ) -> list[str]:
     reasons: list[str] = []
     more = 0
-    for process in context.processes.going.values():
+    processes = context.processes
+    for process in () if processes.all_up else processes.going.values():
         if len(reasons) >= _MOST_REASONS:
             more += not process.up
         elif process.life is not Life.READY:

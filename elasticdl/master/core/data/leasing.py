@@ -231,8 +231,12 @@ class Leasing:
 
     def idle_workers(self) -> list[ProcessName]:
         """Workers that are up and hold nothing."""
-        workers = self._context.processes.live_workers()
-        return [one.name for one in workers if one.up and not self.leases_of(one.name)]
+        processes, work = self._context.processes, self._context.work
+        # Most of ten thousand workers hold a shard, and are not looked at one by one.
+        names = work.without_lease(processes.going) if work is not None else set(processes.going)
+        found = (self._context.worker(name) for name in names)
+        idle = [one.name for one in found if one and one.up and not self.leases_of(one.name)]
+        return sorted(idle, key=lambda name: name.index)
 
     def leased_to(self, worker: ProcessName) -> list[tuple[Ledger, HeldShard]]:
         """Shards that a worker works on, with their ledgers."""

@@ -130,6 +130,9 @@ class PendingProcesses:
         )
 
     def _wait(self, role: Role) -> str:
+        if not self._context.processes.some_coming:
+            # It is asked at every tick, with up to ten thousand workers.
+            return ""
         processes = self._processes(role)
         waiting = Counter(_reason(process) for process in processes if self._waits(process))
         if not waiting:

@@ -66,6 +66,8 @@ class Census:
     """Live workers that have made no progress yet."""
     leaving: dict[ProcessName, Process] = field(default_factory=dict)
     """Processes in STOPPING."""
+    lost: dict[ProcessName, Process] = field(default_factory=dict)
+    """Processes in LOST."""
 
     def begins(self, process: Process) -> None:
         """Note a new process."""
@@ -84,6 +86,10 @@ class Census:
             self.leaving[process.name] = process
         else:
             self.leaving.pop(process.name, None)
+        if life is Life.LOST:
+            self.lost[process.name] = process
+        else:
+            self.lost.pop(process.name, None)
         if process.live and life not in _LIVE:
             self.live_changes += 1
             self.unreplaced[process.name] = process
@@ -342,6 +348,21 @@ class Processes:
     def coming_workers(self) -> Iterator[Process]:
         """Live workers that are not ready for work yet."""
         return (one for one in self._census.coming.values() if one.name.role is Role.WORKER)
+
+    def up_workers(self) -> int:
+        """How many workers are ready for work."""
+        return len(self.live_workers()) - sum(1 for _ in self.coming_workers())
+
+    @property
+    def some_coming(self) -> bool:
+        """Whether a live process is not ready for work yet."""
+        return bool(self._census.coming)
+
+    @property
+    def all_up(self) -> bool:
+        """Whether all processes that have not ended are ready for work."""
+        census = self._census
+        return not (census.coming or census.leaving or census.lost)
 
     def unproven_workers(self) -> Collection[Process]:
         """Live workers that have made no progress yet."""
