@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-_NEW = 20_000
-"""Objects more than before: the newest ones are looked through.
-
-A master at work makes and drops thousands at a time. With a limit of 1,000 each such wave was
-looked through, for up to 50 ms, and none of it was garbage."""
+_NEW, _MOST_NEW = 20_000, 1_000_000
+"""Objects more than before: the newest ones are looked through. The first is the least limit, the
+second the highest."""
+_WORTH = 0.01
+"""Share of the limit that a search has to find."""
 _TIMES, _TIMES_ALL = 5, 4_000
 """Collections of generation 0 for one of generation 1, and of generation 1 for one of generation
 2."""
@@ -21,8 +21,22 @@ def collect_rarely() -> None:
 
     Python examines all objects whenever their number has grown by a quarter. With 10,000 workers a
     master has a million, and that took it 0.5 s each 2.5 s. Most garbage needs no search.
+
+    A search that found next to nothing doubles the limit for the next one. Thousands of workers
+    that attach make half a million objects, and none of them is garbage.
     """
     gc.set_threshold(_NEW, _TIMES, _TIMES_ALL)
+    if _adapt not in gc.callbacks:
+        gc.callbacks.append(_adapt)
+
+
+def _adapt(phase: str, info: Mapping[str, int]) -> None:
+    """Set the limit after a search."""
+    if phase == "stop":
+        limit, *times = gc.get_threshold()
+        found = info["collected"] + info["uncollectable"] >= _WORTH * limit
+        limit = max(limit // 2, _NEW) if found else min(2 * limit, _MOST_NEW)
+        gc.set_threshold(limit, *times)
 
 
 @contextmanager

@@ -427,7 +427,9 @@ class Master:
         """
         await self._begun.wait()
         async for event in cluster.observe():
-            yield event
+            # A master that takes over is shown thousands that it knows from the journal.
+            if not isinstance(event, ProcessObserved) or self.core.is_news(event):
+                yield event
 
     async def leave(self, running: asyncio.Future[FinishJob]) -> None:
         """Leave the job to the next master.

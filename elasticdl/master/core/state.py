@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import replace
 from typing import final
 
-from elasticdl.cluster.base import ProcessName
+from elasticdl.cluster.base import ProcessName, ProcessObserved
 from elasticdl.job import JobSpec
 from elasticdl.job_status import JobStatus, Receipt
 from elasticdl.master.core import events, status_builder
@@ -121,6 +121,14 @@ class JobState:
     def may_attach(self, name: ProcessName) -> bool:
         """Whether a process of that name is expected or already present, and not given up."""
         return self._parts.lifecycle.may_attach(name)
+
+    def is_news(self, shown: ProcessObserved) -> bool:
+        """Whether what the cluster shows of a process is not known yet.
+
+        If it is known, nothing can make it news again: a process keeps its node and its place, and
+        has run once and for all.
+        """
+        return self._parts.lifecycle.is_news(shown)
 
     def knows(self, name: ProcessName) -> bool:
         """Whether a process of that name exists or existed."""

@@ -8,6 +8,7 @@ import math
 import os
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -61,7 +62,8 @@ class JournalFile:
     and the journal continues with an image of the state as soon as the disk takes one.
 
     After `flush` the kernel has the events, so the end of this process does not lose them. A
-    machine failure loses at most the events of `sync_every_s`.
+    machine failure loses at most the events of `sync_every_s`, and those of the time that the disk
+    takes.
 
     Two masters may write at once, if one does not know that it was replaced. The later one says in
     its first segment from where it goes on, so what the earlier one still writes does not count.
@@ -95,6 +97,9 @@ class JournalFile:
         self._segment = max((one.number for one in known if one.run == self._run), default=0)
         self._waiting: list[bytes] = []
         self._dirty = self._urgent = self._unconfirmed = False
+        self._syncer = ThreadPoolExecutor(1, "journal")
+        self._syncing: Future[None] | None = None
+        """A wait for the disk in a thread of its own, while the master goes on."""
         self._synced_s = self._failed_s = now_s()
         self._since_image, self._image_s, self._pause_s = 0, now_s(), 0.0
         self._writing: ImageProcess | None = None
@@ -147,6 +152,8 @@ class JournalFile:
                 self._sync()
             except OSError as error:
                 self._failed(error)
+        # It may still use the file.
+        self._syncer.shutdown()
         if self._writing is not None:
             self._writing.stop()
             self._forget_images()
@@ -165,14 +172,20 @@ class JournalFile:
         if self._gap:
             return
         self._write_lines()
+        if self._syncing is not None and self._syncing.done():
+            self._end_sync()
         overdue = self._now_s() - self._synced_s >= self._limits.sync_every_s
         if not self._dirty or not (self._urgent or overdue):
             return
-        if self._limits.sync_every_s:
-            self._sync()
-        else:
+        if not self._limits.sync_every_s:
             # Each batch: the loop has other work meanwhile.
             await asyncio.to_thread(self._sync)
+        elif self._urgent:
+            self._sync()
+        elif self._syncing is None:
+            # Nobody waits: a disk takes up to 40 ms, four times a second.
+            self._syncing = self._syncer.submit(os.fsync, self._file)
+            self._dirty, self._synced_s = False, self._now_s()
 
     def _write_lines(self) -> None:
         if self._waiting:
@@ -281,6 +294,10 @@ class JournalFile:
             replace_atomically(path, files.event_line(event))
 
     def _failed(self, error: OSError) -> None:
+        if (syncing := self._syncing) is not None:
+            # It may use the file.
+            wait((syncing,))
+            self._syncing = None
         # What follows a gap would be worthless.
         if not self._gap:
             _LOG.error(
@@ -312,7 +329,14 @@ class JournalFile:
         self._gap = False
         _LOG.warning("the journal in %s is written again", self._directory)
 
+    def _end_sync(self) -> None:
+        """Wait for the other thread, if it syncs the file. Raises OSError as that has."""
+        syncing, self._syncing = self._syncing, None
+        if syncing is not None:
+            syncing.result()
+
     def _sync(self) -> None:
+        self._end_sync()
         if math.isfinite(self._limits.sync_every_s):
             os.fsync(self._file)
         self._dirty = self._urgent = False

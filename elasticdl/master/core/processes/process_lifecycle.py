@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import final
 
-from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.cluster.base import ProcessName, ProcessObserved, Role
 from elasticdl.dropped import DropCause
 from elasticdl.errors import ExitCode
 from elasticdl.formatting import FIRST_PART, START_PARTS
@@ -77,6 +77,17 @@ class ProcessLifecycle:
             # Waiting for a node may take days; only a running process has a deadline to attach.
             limit_s = event.at_s + _ATTACH_LIMIT_S if event.running else None
             process.enter(life, event.at_s, event.waiting_for, deadline_s=limit_s)
+
+    def is_news(self, shown: ProcessObserved) -> bool:
+        """Whether `seen` of what the cluster shows would change anything, now or later."""
+        process = self._context.processes.going.get(shown.name)
+        if process is None or process.life is not Life.READY:
+            return True
+        return (
+            shown.where not in ("", process.where)
+            or shown.place != process.place
+            or (shown.running and (not process.ran or process.running_s is None))
+        )
 
     def _follows(self, name: ProcessName) -> bool:
         """Whether a server was started in the place of one whose end is still to be told."""
