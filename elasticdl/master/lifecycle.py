@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from elasticdl.clock import SystemClock
@@ -15,12 +16,13 @@ from elasticdl.errors import ElasticDLError, ExitCode, MasterSuperseded
 from elasticdl.job import JobSpec
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.master_address import read_master
+from elasticdl.master.call_port import CallPort
 from elasticdl.master.core.commands import FinishJob
 from elasticdl.master.core.events import StopRequested
 from elasticdl.master.core.job_context import Limits
 from elasticdl.master.job_record import continue_events
 from elasticdl.master.journal.fetching import fetch
-from elasticdl.master.journal.recovery import Recovered, claim, recover
+from elasticdl.master.journal.recovery import Recovered, Recovery, claim
 from elasticdl.master.master import Master
 from elasticdl.master.outcome import (
     leave_outcome,
@@ -38,6 +40,9 @@ from elasticdl.tokens import run_name
 _LOG = logging.getLogger("elasticdl.master")
 _CONTINUED = (ExitCode.DRAINED, ExitCode.SUPERSEDED, ExitCode.UNAVAILABLE)
 """The job goes on under another master."""
+_REPLAY_S = 0.02
+"""How long a master that takes over handles events of the journal at once. Processes connect, and
+the tenure is renewed, between these times."""
 _IN_POD = "ELASTICDL_JOB_NAME"
 """The variable that tells a master in a pod from one on this machine."""
 
@@ -65,13 +70,13 @@ async def serve(environment: MasterEnvironment, platform: Platform) -> FinishJob
     Raises ElasticDLError if it cannot begin.
     """
     spec = read_spec(environment.directory)
-    environment, recovered = await _recovered(environment, spec, platform.limits)
+    environment, recovered, calls = await _recovered(environment, spec, platform.limits)
     if recovered is None and environment.replaces:
         environment = await platform.begin_anew(environment)
         spec = read_spec(environment.directory)
     with paused_collection():
         # It reads the events of earlier masters, which stay.
-        master = Master(environment, spec, platform, recovered)
+        master = Master(environment, spec, platform, recovered, calls)
     finish = await _run(master, environment, platform)
     if not master.has_left and finish.exit_code not in _CONTINUED:
         finish = master.with_resume_command(finish)
@@ -93,8 +98,9 @@ async def serve(environment: MasterEnvironment, platform: Platform) -> FinishJob
 
 async def _recovered(
     environment: MasterEnvironment, spec: JobSpec, limits: Limits
-) -> tuple[MasterEnvironment, Recovered | None]:
-    """Return the environment with our term, and the job as an earlier master left it.
+) -> tuple[MasterEnvironment, Recovered | None, CallPort | None]:
+    """Return the environment with our term, the job as an earlier master left it, and the port at
+    which its processes connect.
 
     None: there was none, or its journal cannot continue the job, which is logged.
     """
@@ -110,14 +116,42 @@ async def _recovered(
         term = claim(directory.journal, name, term)
     except OSError as error:
         _LOG.error("cannot continue with the journal in %s: %s", directory.journal, error)
-        return replace(environment, term=term), None
-    # A replay may take seconds, and the tenure needs this loop meanwhile.
-    recovered = await asyncio.to_thread(recover, directory.journal, name, spec, limits)
+        return replace(environment, term=term), None, None
+    environment = replace(environment, term=term)
+    recovered, calls = await _replayed(environment, name, spec, limits)
     if recovered is not None and newest_at is not None:
         continue_events(directory, recovered.at_s, newest_at)
     if environment.copies is not None:
         environment = replace(environment, copies=replace(environment.copies, term=term))
-    return replace(environment, term=term), recovered
+    return environment, recovered, calls
+
+
+async def _replayed(
+    environment: MasterEnvironment, run: str, spec: JobSpec, limits: Limits
+) -> tuple[Recovered | None, CallPort | None]:
+    """Return the job after its journal, and the port at which its processes connect meanwhile."""
+    with paused_collection():
+        # It may take a second, and the tenure needs this loop meanwhile.
+        recovery = await asyncio.to_thread(
+            Recovery, environment.directory.journal, run, spec, limits
+        )
+        if not recovery.found:
+            return None, None
+        calls = CallPort.of(environment)
+        try:
+            with suppress(OSError):  # `Master.run` tries again, and says what is wrong.
+                await calls.open()
+            # In this thread: each call of another one would wait for it.
+            while recovery.replay(_REPLAY_S):
+                await asyncio.sleep(0)
+            recovered = recovery.recovered()
+        except BaseException:
+            await calls.server.close()
+            raise
+    if recovered is None:
+        await calls.server.close()
+        return None, None
+    return recovered, calls
 
 
 async def _run(master: Master, environment: MasterEnvironment, platform: Platform) -> FinishJob:

@@ -24,7 +24,7 @@ from elasticdl.jobdir.last_status import cut_short
 from elasticdl.jobdir.master_address import MasterAddress, write_master
 from elasticdl.jobdir.outcome import Outcome
 from elasticdl.jobdir.resume_command import after_a_stop
-from elasticdl.master.certificates import certificates
+from elasticdl.master.call_port import CallPort
 from elasticdl.master.core.commands import Announce, FinishJob
 from elasticdl.master.core.events import MasterStarted, MasterTookOver, StopRequested
 from elasticdl.master.core.job_context import Phase
@@ -62,7 +62,6 @@ from elasticdl.master.preflight import Preflight
 from elasticdl.master.status.access import AccessGuard
 from elasticdl.master.status.job_view import JobView, job_status
 from elasticdl.master.status.server import StatusServer
-from elasticdl.rpc.call_server import CallServer
 from elasticdl.rpc.ps_control import GrpcServerControl
 from elasticdl.rpc.rendezvous import Rendezvous
 from elasticdl.shard import Source, Task
@@ -101,8 +100,11 @@ class Master:
         spec: JobSpec,
         platform: Platform,
         recovered: Recovered | None = None,
+        calls: CallPort | None = None,
     ) -> None:
-        """`recovered` is the job that this master takes over; None: it begins one."""
+        """`recovered` is the job that this master takes over; None: it begins one. `calls` is the
+        port at which processes may connect already.
+        """
         self._environment = environment
         self._spec = self._settled = spec
         """The job as it was submitted, and with what the preflight decides."""
@@ -123,7 +125,8 @@ class Master:
             directory.master.unlink(missing_ok=True)
         self.core = recovered.core if recovered else JobState(spec, platform.limits)
         self.queue = EventQueue(clock, max(self.record.event_log.began_s, self.core.now_s))
-        self._certificates = certificates(environment)
+        self._calls = calls or CallPort.of(environment)
+        self._certificates = self._calls.certificates
         self._registry = PsRegistry(
             self.core.server_map.number,
             self._server_control,
@@ -135,7 +138,6 @@ class Master:
         self._gateway = self._process_gateway()
         self._archive = CheckpointArchive(spec, directory.checkpoints)
         self._sources: tuple[Source, ...] = ()
-        self._server = self._call_server()
         self._view = self._job_view()
         self._page = self._status_server()
         self._begun = asyncio.Event()
@@ -162,12 +164,10 @@ class Master:
             else None,
         )
 
-    def _call_server(self) -> CallServer:
-        service = MasterService(
+    def _service(self) -> MasterService:
+        return MasterService(
             self.queue, self._gateway, self._welcome(), self.status_json, self.core
         )
-        context = self._certificates.own
-        return CallServer(service, service.proof, service.refusal, context, term=self._term)
 
     def _status_server(self) -> StatusServer:
         environment = self._environment
@@ -225,11 +225,8 @@ class Master:
         end with the job.
         """
         environment, directory = self._environment, self._environment.directory
-        port = await self._server.start(
-            environment.host.strip("[]"),
-            environment.port,
-            reuse_port=environment.port in environment.reserved,
-        )
+        port = await self._calls.open()
+        self._calls.serve(self._service())
         journal = self._journal = self._open_journal()
         try:
             if self._gateway.ring is not None:
@@ -249,7 +246,7 @@ class Master:
             if self._gateway.ring is not None:
                 await self._gateway.ring.close()
             await self._registry.close()
-            await self._server.close()
+            await self._calls.server.close()
             await journal.aclose()
             # It may wait for a store, while the Lease has to be renewed.
             await asyncio.to_thread(self.record.close)

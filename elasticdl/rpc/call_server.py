@@ -81,7 +81,7 @@ class CallServer:
 
     def __init__(
         self,
-        service: object,
+        service: object | None,
         proof: Proof,
         check: Check,
         context: ssl.SSLContext | None = None,
@@ -89,7 +89,8 @@ class CallServer:
         term: int = 0,
     ) -> None:
         """`proof` is what a caller has to show, `check` says why a call of one that has shown it is
-        refused. `context` of a TLS server; None: clear text. `term` is the master's.
+        refused. `context` of a TLS server; None: clear text. `term` is the master's. `service`
+        None: callers connect and show who they are, and their calls wait for `serve`.
         """
         self.proof, self.check = proof, check
         self.greeting = GREETING + REPLY.pack(TERM_NUMBER.size, 0, TERM) + TERM_NUMBER.pack(term)
@@ -107,6 +108,23 @@ class CallServer:
         """Whether it takes no more calls."""
         return self._closing
 
+    @property
+    def port(self) -> int | None:
+        """Where it listens; None before `start`."""
+        return None if self._server is None else int(self._server.sockets[0].getsockname()[1])
+
+    @property
+    def serving(self) -> bool:
+        """Whether it takes calls yet."""
+        return self._service is not None
+
+    def serve(self, service: object, check: Check) -> None:
+        """Take calls from now on, also those that wait. For a server without a service."""
+        self._service, self.check = service, check
+        for connection in self._connections:
+            if isinstance(connection, _Connection):
+                connection.read_on()
+
     async def start(self, host: str, port: int, *, reuse_port: bool = False) -> int:
         """Listen and return the port; the system chooses it if `port` is 0.
 
@@ -114,7 +132,8 @@ class CallServer:
         """
         accept = accepting(self._context, lambda: _Connection(self), self)
         self._server = await listen(accept, host, port, backlog=_BACKLOG, reuse_port=reuse_port)
-        return int(self._server.sockets[0].getsockname()[1])
+        assert self.port is not None
+        return self.port
 
     async def close(self) -> None:
         """Stop listening; calls in progress get a second, and another one to end when cancelled."""
@@ -190,7 +209,7 @@ class _Connection(asyncio.Protocol):
         """Whether nothing more is taken from it."""
         self._calls: dict[int, asyncio.Task[None]] = {}
         self._waits = False
-        """Whether it is not read: too many calls are in progress, or answers are not taken."""
+        """Whether it is not read: see `_has_room`."""
         self._writable: asyncio.Event | None = None
         """While the client does not read what it is sent."""
 
@@ -225,7 +244,7 @@ class _Connection(asyncio.Protocol):
         if self._writable is not None:
             self._writable.set()
             self._writable = None
-            self._read_on()
+            self.read_on()
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -305,7 +324,7 @@ class _Connection(asyncio.Protocol):
 
     def _ended(self, number: int) -> None:
         del self._calls[number]
-        self._read_on()
+        self.read_on()
 
     async def _handle(
         self, number: int, method: Method, handler: _Handler, request: Message, call: Call
@@ -330,6 +349,8 @@ class _Connection(asyncio.Protocol):
         """Whether the next frame can be taken."""
         if self._left or self._transport is None or self._transport.is_closing():
             return False
+        if self._caller is not None and not self._server.serving:
+            return False
         return self._writable is None and len(self._calls) < _MOST_CALLS
 
     def _pause_reading(self) -> None:
@@ -337,7 +358,8 @@ class _Connection(asyncio.Protocol):
             self._waits = True
             self._transport.pause_reading()
 
-    def _read_on(self) -> None:
+    def read_on(self) -> None:
+        """Read again, if there is room for a call now."""
         if self._waits and self._has_room():
             # Not here: `data_received` may be at work.
             asyncio.get_running_loop().call_soon(self._take_rest)

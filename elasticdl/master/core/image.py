@@ -268,7 +268,7 @@ class _Decoder:
             "model": self._model,
             "value": self._frozen,
             "object": lambda plain: self._object(plain[1]),
-            **{tag: self._sequence for tag in _KINDS},
+            **dict.fromkeys(_KINDS, self._sequence),
         }
 
     def restore(self, root: object) -> None:

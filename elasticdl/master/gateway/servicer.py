@@ -123,6 +123,14 @@ def _process(caller: Caller) -> ProcessName | None:
     return _process_of(caller.name)
 
 
+def proof_of(caller: Caller, token: str) -> str:
+    """Return the proof of a process of that name, or of the owner for any other name.
+
+    `token` is the job's.
+    """
+    return proof_to_master(process_token(token, caller.name) if _process(caller) else token)
+
+
 def _name(call: Call) -> ProcessName:
     """Return the sender's name, which the access check has validated."""
     name = _process(call.caller)
@@ -150,9 +158,8 @@ class MasterService:
         self._checks = checks
 
     def proof(self, caller: Caller) -> str:
-        """Return the proof of a process of that name, or of the owner for any other name."""
-        token = self._welcome.token
-        return proof_to_master(process_token(token, caller.name) if _process(caller) else token)
+        """See `proof_of`."""
+        return proof_of(caller, self._welcome.token)
 
     def refusal(self, caller: Caller, method: str) -> str:
         """Return why a caller who has proved its name is refused, or ''."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import TypeVar, final
 
 from elasticdl.errors import Corrupted
 from elasticdl.job import JobSpec
@@ -20,6 +22,7 @@ from elasticdl.master.journal.files import Extent, Image, Segment
 from elasticdl.paused_collection import paused_collection
 
 _LOG = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @final
@@ -64,48 +67,85 @@ def claim(directory: Path, run_name: str, term: int) -> int:
     return term
 
 
-def recover(directory: Path, run_name: str, spec: JobSpec, limits: Limits) -> Recovered | None:
-    """Return the job of this launch; None if its journal cannot continue it, which is logged."""
-    try:
-        newest = _newest_of(directory, run_name)
-        if newest is None:
+@final
+class Recovery:
+    """The job of a launch on its way back from its journal: an image, and the events after it.
+
+    `found`: whether there is a journal that may continue the job; if not, that is logged.
+    """
+
+    def __init__(self, directory: Path, run_name: str, spec: JobSpec, limits: Limits) -> None:
+        """Read the newest image. Blocks for up to a second with thousands of workers."""
+        self._directory = directory
+        self._records: list[tuple[float, Command]] = []
+        self._core = JobState(spec, limits)
+        self._parts: list[_Part] = []
+        self._events: Iterator[Event] = iter(())
+        self.found = self._attempted(lambda: self._begin(run_name, spec, limits)) or False
+
+    def replay(self, limit_s: float = math.inf) -> bool:
+        """Handle events for about so long. Return whether some are left."""
+        return self._attempted(lambda: self._handle(limit_s)) or False
+
+    def recovered(self) -> Recovered | None:
+        """Return the job after all events; None if its journal cannot continue it."""
+        return self._attempted(self._end) if self.found and self._core.begun else None
+
+    def _attempted(self, work: Callable[[], T]) -> T | None:
+        try:
+            return work()
+        except (Corrupted, ImpossibleTransition, OSError) as error:
+            _LOG.error("cannot continue with the journal in %s: %s", self._directory, error)
+            self.found = False
             return None
+
+    def _begin(self, run_name: str, spec: JobSpec, limits: Limits) -> bool:
+        directory, newest = self._directory, _newest_of(self._directory, run_name)
+        if newest is None:
+            return False
         if files.gap_path(directory, newest.run).exists():
             _LOG.warning("the journal in %s lacks events, since the disk was full", directory)
-            return None
-        return _replayed(directory, newest.run, spec, limits)
-    except (Corrupted, ImpossibleTransition, OSError) as error:
-        _LOG.error("cannot continue with the journal in %s: %s", directory, error)
-        return None
+            return False
+        self._parts = _parts(directory, newest.run)
+        if (image := _from_image(directory, self._parts, spec, limits)) is not None:
+            self._core, self._events = image
+        else:
+            self._events = _all_events(directory, self._parts)
+        return True
+
+    def _handle(self, limit_s: float) -> bool:
+        end_s = time.monotonic() + limit_s
+        for event in self._events:
+            self._records += [
+                (event.at_s, one)
+                for one in self._core.handle(event)
+                if isinstance(one, Announce | RecordMetrics)
+            ]
+            if time.monotonic() > end_s:
+                return True
+        return False
+
+    def _end(self) -> Recovered:
+        last = self._parts[-1]
+        files.trim(last.segment.path, last.end)
+        term = files.header_of(last.segment.path).term
+        end = Extent(last.segment.number, last.end)
+        core = self._core
+        return Recovered(core, core.now_s, term, last.segment.run, end, tuple(self._records))
+
+
+def recover(directory: Path, run_name: str, spec: JobSpec, limits: Limits) -> Recovered | None:
+    """Return the job of this launch; None if its journal cannot continue it, which is logged."""
+    with paused_collection():
+        recovery = Recovery(directory, run_name, spec, limits)
+        recovery.replay()
+        return recovery.recovered()
 
 
 def _newest_of(directory: Path, run_name: str) -> Segment | None:
     """Return the newest segment, if it is of this launch. Raises OSError, Corrupted."""
     newest = files.segments(directory)[-1:]
     return newest[0] if newest and files.header_of(newest[0].path).run == run_name else None
-
-
-def _replayed(directory: Path, run: int, spec: JobSpec, limits: Limits) -> Recovered | None:
-    parts = _parts(directory, run)
-    records: list[tuple[float, Command]] = []
-    with paused_collection():
-        core, events = _from_image(directory, parts, spec, limits) or (
-            JobState(spec, limits),
-            _all_events(directory, parts),
-        )
-        for event in events:
-            records += [
-                (event.at_s, one)
-                for one in core.handle(event)
-                if isinstance(one, Announce | RecordMetrics)
-            ]
-    if not core.begun:
-        return None
-    last = parts[-1]
-    files.trim(last.segment.path, last.end)
-    term = files.header_of(last.segment.path).term
-    end = Extent(last.segment.number, last.end)
-    return Recovered(core, core.now_s, term, run, end, tuple(records))
 
 
 def replay(directory: Path) -> Iterator[Event]:
@@ -214,7 +254,7 @@ def _read_image(directory: Path, image: Image, spec: JobSpec, limits: Limits) ->
     begun = files.event_in(start.read_bytes(), str(start))
     if not isinstance(begun, JobStarted):
         raise Corrupted(f"{start} has no JobStarted")
-    code, plain = image.path.read_bytes().splitlines(keepends=True)
+    code, _, plain = image.path.read_bytes().partition(b"\n")
     told = files.parsed(code, str(image.path))
     if told != {"format": files.FORMAT, "code": files.code_fingerprint()}:
         raise ValueError("other code wrote it")
