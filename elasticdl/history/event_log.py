@@ -146,7 +146,7 @@ class EventLog:
     def _begin(self, path: Path) -> list[JobEvent]:
         """Return the newest events of the file, and keep the other lines for `catch_up`."""
         try:
-            lines = read_text(path).split(b"\n")
+            lines = read_text(path).removesuffix(b"\n").split(b"\n")
         except OSError:
             return []
         older, newest = lines[:-KEPT], parsed(b"\n".join(lines[-KEPT:]))

@@ -33,7 +33,6 @@ from elasticdl.tls import MASTER_NAME
 from elasticdl.tokens import proof_to_master
 
 _LONG_POLL_SLACK_S = 10.0
-_ATTACH_AGAIN_S = 5.0
 _CALL_S = 15.0
 _RECEIVED_KEPT = 1024
 """Newest leases to tell another master of: more than a worker can have at a time."""
@@ -348,7 +347,7 @@ class MasterClient:
             request.again, request.revocation = True, self._revocation
             request.received.extend(map(messages.received_to_wire, self._received))
             request.unsettled.extend(sorted(self._unsettled))
-            reply = self._calls.call("Attach", request, term=term, timeout_s=_ATTACH_AGAIN_S)
+            reply = self._calls.call("Attach", request, term=term, timeout_s=_CALL_S)
             self._term = reply.term
 
     def _survive(self, error: grpc.RpcError | ValueError, away_s: float, term: int) -> None:

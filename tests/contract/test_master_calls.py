@@ -118,6 +118,10 @@ async def status(one: CallClient, term: int = 3) -> Any:
     return await one.call(METHODS["Status"], pb.StatusRequest(), term=term, timeout_s=LIMIT_S)
 
 
+def has_term(one: CallClient) -> bool:
+    return one._connection is not None and one._connection.has_term
+
+
 async def failure(work: Coroutine[Any, Any, Any]) -> CallFailed:
     with pytest.raises(CallFailed) as caught:
         await work
@@ -611,3 +615,30 @@ def test_frames_may_arrive_in_any_pieces(header: Any) -> None:
 def test_another_protocol_is_known_by_its_first_bytes(begin: bytes) -> None:
     with pytest.raises(NotOurProtocol):
         list(Frames(REPLY).feed(begin))
+
+
+def test_callers_connect_before_a_master_takes_calls_and_are_answered_then() -> None:
+    async def story() -> None:
+        server = CallServer(
+            None, lambda caller: TOKEN + caller.name, lambda *_: "too early", term=3
+        )
+        address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
+        try:
+            async with client(address) as one, client(address, TOKEN, "v") as stranger:
+                calls = [asyncio.ensure_future(status(one)) for _ in range(3)]
+                refused = asyncio.ensure_future(failure(status(stranger)))
+                # Both have connected, and know the master's term.
+                await until_async("greetings", lambda: all(map(has_term, (one, stranger))))
+                known = [each for each in server._connections if each not in server._strangers]
+                await asyncio.sleep(0.05)
+                assert len(known) == 1 and not any(each.done() for each in (*calls, refused))
+                service = Service()
+                server.serve(service, check)
+                async with asyncio.timeout(LIMIT_S):
+                    assert [(await call).status for call in calls] == ["fine"] * 3
+                    assert (await refused).code() is grpc.StatusCode.UNAUTHENTICATED
+                assert service.acted == ["w one 3"] * 3
+        finally:
+            await server.close()
+
+    asyncio.run(story())

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticdl.history.compaction import HISTORY, Line, Policy, compacted, left_out
-from elasticdl.history.event_log import EventLog, _notable, read_events
+from elasticdl.history.event_log import KEPT, EventLog, _notable, read_events
 from elasticdl.history.job_event import EventKind, meaning
 from elasticdl.history.lines import JsonLines, read_lines
 from elasticdl.history.series import LABELLED_POINTS, MOST_LABELS, MOST_POINTS, Series, SeriesStore
@@ -400,3 +400,29 @@ def test_the_time_of_a_job_goes_on_while_it_is_stopped(tmp_path: Path) -> None:
     )
     assert [one["text"] for one in found["entries"]][-1] == "taken on again, 60 min after it ended"
     assert [mark["at_s"] for mark in again.timeline.as_dict()["marks"]] == [0.0, 60.0, 3_660.0]
+
+
+def test_a_master_that_goes_on_reads_old_events_in_portions(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    first = EventLog(path, 1_000.0)
+    for index in range(2 * KEPT + 500):
+        step = ("ordered", "ready", "working", "ended")[index % 4]
+        fields = {"kind": "process", "process": f"worker-{index // 4}", "text": step}
+        cause = {"cause": "killed"} if step == "ended" else {}
+        stamp = {"at": 1_000.0 + index, "at_s": float(index)}
+        first.append(stamp, {**fields, **cause, "details": {"step": step}})
+    first.close()
+    whole, portions = EventLog(path, 9_000.0), EventLog(path, 9_000.0)
+    assert (portions.next_seq, portions.last_s) == (2_500, 2_499.0)
+    assert [one.seq for one in portions] == list(range(1_500, 2_500))
+    assert portions.catch_up(700)
+    for log in (whole, portions):
+        append(log, 10_000.0)
+        log.close()
+    # A reader of all gets the new event after all old ones.
+    assert not portions.catch_up(10_000)
+    now_s = 11_000.0
+    assert portions.story.as_dict(now_s) == whole.story.as_dict(now_s)
+    assert portions.timeline.as_dict(now_s) == whole.timeline.as_dict(now_s)
+    exits = whole.story.as_dict(now_s)["totals"]["exits"]
+    assert exits == {"killed": 625}

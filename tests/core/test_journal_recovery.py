@@ -25,6 +25,7 @@ from elasticdl.master.journal.files import Header
 from elasticdl.master.journal.image_process import ImageProcess
 from elasticdl.master.journal.recovery import (
     Recovered,
+    Recovery,
     claim,
     last_start,
     last_stop,
@@ -556,3 +557,36 @@ def test_the_last_stop_and_the_last_start_are_those_of_the_newest_run(tmp_path: 
     at_once(anew.journal.flush())
     assert last_start(tmp_path) == later
     anew.journal.close()
+
+
+@pytest.fixture
+def long_life(tmp_path: Path) -> Iterator[Life]:
+    """One without images."""
+    life = Life(tmp_path, limits=JournalLimits(image_events=10_000))
+    life.live(60)
+    yield life
+    life.journal.close()
+
+
+def test_a_replay_in_portions_ends_with_the_same_state(tmp_path: Path, long_life: Life) -> None:
+    recovery = Recovery(tmp_path, HEADER.run, SPEC, Limits())
+    portions = 0
+    while recovery.replay(0.0):
+        portions += 1
+    assert recovery.found and portions > 10
+    equal(recovery.recovered(), long_life.state)
+
+
+@pytest.mark.usefixtures("long_life")
+def test_a_replay_in_portions_stops_at_a_damaged_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (segment,) = files.segments(tmp_path)
+    lines = segment.path.read_bytes().splitlines(keepends=True)
+    lines[20] = lines[20].replace(b"{", b"[", 1)
+    segment.path.write_bytes(b"".join(lines))
+    recovery = Recovery(tmp_path, HEADER.run, SPEC, Limits())
+    while recovery.replay(0.0):
+        pass
+    assert not recovery.found and recovery.recovered() is None
+    assert "damaged" in caplog.text

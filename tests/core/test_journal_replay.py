@@ -4,6 +4,7 @@ crash.
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import random
@@ -26,7 +27,7 @@ from elasticdl.master.journal.recovery import replay
 from elasticdl.master.journal.rules import worth_keeping
 from elasticdl.master.journal.writer import JournalFile, JournalLimits
 from tests.core.random_history import SPEC, Script, canonical
-from tests.waiting import at_once
+from tests.waiting import at_once, until
 
 pytestmark = pytest.mark.core
 
@@ -203,7 +204,7 @@ def test_flush_gives_events_to_the_kernel_and_waits_for_the_disk_only_when_due(
     assert synced == []
     clock[0] = 0.3
     at_once(journal.flush())
-    assert len(synced) == 1
+    until("a sync in the other thread", lambda: len(synced) == 1)
     at_once(journal.flush())
     assert len(synced) == 1
     journal.append(e.StopRequested(1.0, "enough"))
@@ -227,3 +228,28 @@ def test_the_state_after_replay_is_the_state_after_handling(seed: int, tmp_path:
     for event in replay(tmp_path):
         again.handle(event)
     assert canonical(again) == canonical(state)
+
+
+def test_a_disk_that_fails_while_nobody_waits_ends_the_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock, tried = [0.0], list[int]()
+
+    def fail(file: int) -> None:
+        tried.append(file)
+        raise OSError(errno.EIO, "Input/output error")
+
+    journal = JournalFile(tmp_path, HEADER, now_s=lambda: clock[0])
+    journal.append(e.Tick(1.0))
+    clock[0] = 0.3
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fsync", fail)
+        at_once(journal.flush())
+        until("a sync in the other thread", lambda: bool(tried))
+        assert journal.whole
+        # The next sync waits for that one.
+        journal.append(e.StopRequested(2.0, "enough"))
+        at_once(journal.flush())
+    assert len(tried) == 1 and not journal.whole
+    assert "Input/output error" in caplog.text
+    journal.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from bench.decisions import Decisions
@@ -9,8 +11,10 @@ from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.job_status import JobStatus
 from elasticdl.master.core import events
 from elasticdl.master.core.data.leasing import Leasing
+from elasticdl.master.core.state import JobState
 from elasticdl.master.core.status_builder import MOST_LISTED
 from tests.core.conftest import Bench
+from tests.core.random_history import SPEC, Script
 
 pytestmark = pytest.mark.core
 
@@ -71,3 +75,23 @@ def test_a_status_says_once_why_all_idle_workers_are_idle(
     waiting = job.state.status().waiting
     assert sum("is idle: all shards are leased" in why for why in waiting) == 16
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_not_counted_one_by_one_is_right_at_every_event(seed: int) -> None:
+    """Shortcuts of a status with thousands of workers, in random histories of a small job."""
+    script, state = Script(random.Random(seed)), JobState(SPEC)
+    processes, leasing = state._context.processes, state._parts.leasing
+    idle = coming = 0
+    for _ in range(300):
+        script.heard(state.handle(script.next()))
+        workers = processes.live_workers()
+        up = [one.name for one in workers if one.up]
+        assert leasing.idle_workers() == [name for name in up if not leasing.leases_of(name)]
+        assert processes.up_workers() == len(up)
+        assert processes.all_up == all(one.up for one in processes.going.values())
+        assert processes.some_coming == any(
+            one.live and not one.up for one in processes.going.values()
+        )
+        idle, coming = idle + bool(leasing.idle_workers()), coming + processes.some_coming
+    assert idle and coming

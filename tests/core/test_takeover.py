@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from elasticdl.cluster.base import ProcessName
+from elasticdl.cluster.base import ProcessName, ProcessObserved
 from elasticdl.dropped import DropCause
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
@@ -12,6 +14,7 @@ from elasticdl.master.core.data.pieces import Stage
 from elasticdl.master.core.presence import presence_of
 from elasticdl.shard import Applied, ReceivedLease, Task
 from tests.core.conftest import Bench, ps, worker
+from tests.core.random_history import canonical
 from tests.present import present
 
 pytestmark = pytest.mark.core
@@ -170,3 +173,19 @@ def test_a_worker_with_revoked_shards_is_told_so_by_the_next_master(bench: type[
     ]
     assert not job.put(e.ProcessReturned(0, worker(1)))
     assert not job.put(e.ProcessReturned(0, ps(0)))
+
+
+def test_what_the_cluster_shows_again_is_no_news(bench: type[Bench]) -> None:
+    """A master that takes over is shown all processes, and drops what would change nothing."""
+    job = bench(num_workers=1, num_ps_pods=1)
+    job.start()
+    shown = ProcessObserved(worker(0), running=True, where="node")
+    assert job.state.is_news(shown)
+    job.attach(ps(0), worker(0))
+    job.put(e.ProcessSeen(0, worker(0), True, "node"))
+    assert not job.state.is_news(shown)
+    before = canonical(job.state)
+    job.put(e.ProcessSeen(0, worker(0), shown.running, shown.where))
+    assert canonical(job.state) == before
+    assert job.state.is_news(replace(shown, where="another"))
+    assert job.state.is_news(replace(shown, name=worker(7)))

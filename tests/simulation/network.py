@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 AWAY_S = 120.0
 _LONG_POLL_SLACK_S = 10.0
 _ATTEMPT_S = 15.0
-_ATTACH_AGAIN_S = 5.0
+_ATTACH_AGAIN_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
