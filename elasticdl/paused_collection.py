@@ -6,7 +6,7 @@ import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-_NEW, _MOST_NEW = 20_000, 1_000_000
+_NEW, _MOST_NEW = 20_000, 200_000
 """Objects more than before: the newest ones are looked through. The first is the least limit, the
 second the highest."""
 _WORTH = 0.01

@@ -132,6 +132,9 @@ class CallServer:
         """
         accept = accepting(self._context, lambda: _Connection(self), self)
         self._server = await listen(accept, host, port, backlog=_BACKLOG, reuse_port=reuse_port)
+        for listening in self._server.sockets:
+            # Accepted connections inherit the options: thousands come at once.
+            notice_vanished_peers(listening)
         assert self.port is not None
         return self.port
 
@@ -216,7 +219,6 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        notice_vanished_peers(transport.get_extra_info("socket"))
         self._server.enter(self)
         transport.write(self._server.greeting)
 

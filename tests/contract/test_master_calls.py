@@ -35,6 +35,7 @@ from elasticdl.rpc.call_server import Call, CallServer
 from elasticdl.rpc.call_thread import ThreadedCalls
 from elasticdl.rpc.channel import MAX_MESSAGE_BYTES, Caller, Credentials
 from elasticdl.rpc.conversation import Drain
+from tests.present import present
 from tests.served_calls import ServedCalls
 from tests.waiting import until_async
 
@@ -640,5 +641,24 @@ def test_callers_connect_before_a_master_takes_calls_and_are_answered_then() -> 
                 assert service.acted == ["w one 3"] * 3
         finally:
             await server.close()
+
+    asyncio.run(story())
+
+
+def test_a_master_notices_a_caller_that_vanished() -> None:
+    """Connections inherit what the listening socket was told."""
+
+    async def story() -> None:
+        async with served() as (_, server, address), client(address) as one:
+            await status(one)
+            (connection,) = server._connections
+            assert isinstance(connection, call_server._Connection)
+            accepted = present(connection._transport).get_extra_info("socket")
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            seconds = [accepted.getsockopt(socket.IPPROTO_TCP, option) for option in options]
+            assert seconds == [10, 1, 5]
+            limit_ms = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            assert limit_ms == 15_000
 
     asyncio.run(story())

@@ -32,6 +32,8 @@ class ImageProcess:
     def __init__(self, work: Callable[[], object], now_s: float) -> None:
         """Begin. Raises OSError if the system allows no more processes."""
         self.begun_s = now_s
+        self.cpu_s = 0.0
+        """CPU time that it took; 0 before its end."""
         parent = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
@@ -53,10 +55,11 @@ class ImageProcess:
 
     def _result(self) -> bool | None:
         try:
-            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            pid, status, used = os.wait4(self._pid, os.WNOHANG)
         except ChildProcessError:
             # Something else in this process took its status, so nobody knows what it has done.
             return False
+        self.cpu_s = used.ru_utime + used.ru_stime
         return status == 0 if pid else None
 
 

@@ -37,7 +37,7 @@ class JournalLimits:
     disk. An image is due after `image_events`, which bounds the replay, and after `image_times` the
     time that the last image took, which bounds its share of the master's time. After one of
     `beside_bytes` a child process writes the next, and another is due after `beside_times` its
-    time.
+    CPU time.
 
     With `sync_every_s` 0 each batch of events waits for the disk: the next master may run on
     another machine. With `math.inf` no event does: the next master reads no disk of this one.
@@ -261,7 +261,10 @@ class JournalFile:
         if (succeeded := writing.succeeded(self._now_s())) is None:
             return
         self._writing, self._image_s = None, self._now_s()
-        self._pause_s = self._limits.beside_times * (self._image_s - writing.begun_s)
+        # Not the time that it took, which is longer on a busy machine, where the next master needs
+        # an image as recent as elsewhere. But a slow disk also has other work.
+        took_s = self._image_s - writing.begun_s
+        self._pause_s = max(took_s, self._limits.beside_times * writing.cpu_s)
         self._forget_images()
         if not succeeded:
             self._failed_beside = True
