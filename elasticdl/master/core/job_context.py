@@ -259,8 +259,11 @@ class JobContext:
 
     def servers_away(self) -> str:
         """Why no work can use the servers now, in words; '' if it can."""
+        away = self.processes.away(self.server_map.indices)
+        if not away:
+            return self.moving
         parts = []
-        for index in self.processes.away(self.server_map.indices):
+        for index in away:
             process = self.processes.server(index)
             why = f": {process.message}" if process and process.message else ""
             parts.append(

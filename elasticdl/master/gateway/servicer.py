@@ -395,7 +395,8 @@ class MasterService:
             )
 
     def _attached(self, caller: Caller, request: pb.AttachRequest) -> ProcessAttached:
-        sender, name = caller.name, ProcessName.parse(caller.name)
+        sender, name = caller.name, _process(caller)
+        assert name is not None
         control, bulk = messages.bounded((request.control_address, request.bulk_address))
         if name.role is Role.PS and bool(control) != bool(bulk):
             raise ValueError(

@@ -88,7 +88,8 @@ def parsed(text: bytes, where: str) -> Any:  # noqa: ANN401 - any JSON
             f"{where}: the line is damaged: checksum {checksum[:8]!r}, expected"
             f" {zlib.crc32(plain):08x}"
         )
-    return json.loads(plain)
+    # Of bytes it would look for the encoding first.
+    return json.loads(plain.decode())
 
 
 @final
@@ -207,12 +208,13 @@ def events_of(
     with path.open("rb") as lines:
         lines.seek(offset)
         since = f" of those after byte {offset}" if offset else ""
+        file = str(path)
         at = offset
         for number, text in enumerate(lines, 1):
             at += len(text)
             if end is not None and at > end:
                 return
-            where = f"{path}:{number}{since}"
+            where = f"{file}:{number}{since}"
             if not text.endswith(b"\n"):
                 if last:
                     return

@@ -276,8 +276,11 @@ class ProcessLifecycle:
         """Tell workers the servers' addresses if they changed."""
         servers = self._context.server_map
         addresses = self._context.processes.addresses(servers.indices)
+        known = self._published
+        if known is not None and (known.addresses, known.first) == (addresses, servers.first):
+            return
         order = PublishServers(addresses, servers.first)
-        if order != self._published and self._context.phase not in (Phase.ENDING, Phase.ENDED):
+        if self._context.phase not in (Phase.ENDING, Phase.ENDED):
             self._published = order
             self._context.orders.give(order)
 

@@ -398,15 +398,16 @@ class Processes:
 
     def addresses(self, servers: range) -> tuple[str, ...]:
         """Bulk addresses of the servers with these indices, '' where one is away."""
-        found = (self.server(index) for index in servers)
-        return tuple(
-            process.bulk_address if process and process.life is Life.READY else ""
-            for process in found
-        )
+        ready = self._ready
+        found = [ready(index) for index in servers]
+        return tuple([process.bulk_address if process is not None else "" for process in found])
 
     def away(self, servers: range) -> list[int]:
         """Those of these indices whose servers are not ready."""
-        found = ((index, self.server(index)) for index in servers)
-        return [
-            index for index, process in found if process is None or process.life is not Life.READY
-        ]
+        # Decisions after every event ask this.
+        ready = self._ready
+        return [index for index in servers if ready(index) is None]
+
+    def _ready(self, index: int) -> Process | None:
+        process = self._servers.get(index)
+        return process if process is not None and process.life is Life.READY else None
