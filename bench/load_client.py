@@ -1,8 +1,8 @@
 """A client of a master that speaks its protocol and computes nothing.
 
 It attaches with its token, follows its orders, leases, works, reports, and attaches again to the
-next master. It waits longer than a worker of the product, which drops a connection without a
-greeting after 5 s and repeats an Attach to the next master after 5 s.
+next master. It waits longer for a greeting than a worker of the product, which drops a connection
+without one after 5 s.
 """
 
 from __future__ import annotations
