@@ -168,7 +168,7 @@ def test_a_worker_with_revoked_shards_is_told_so_by_the_next_master(bench: type[
     taken_over(job)
     given = job.put(e.ProcessReturned(0, worker(0), (ReceivedLease.of(lease),)))
     assert [one for one in given if isinstance(one, c.RevokeLeases | c.AskState)] == [
-        c.RevokeLeases(worker(0), "an earlier master revoked them"),
+        c.RevokeLeases(worker(0), "they were revoked meanwhile"),
         c.AskState(worker(0)),
     ]
     assert not job.put(e.ProcessReturned(0, worker(1)))
@@ -189,3 +189,21 @@ def test_what_the_cluster_shows_again_is_no_news(bench: type[Bench]) -> None:
     assert canonical(job.state) == before
     assert job.state.is_news(replace(shown, where="another"))
     assert job.state.is_news(replace(shown, name=worker(7)))
+
+
+def test_what_a_worker_does_has_not_ended_because_another_master_hears_of_it(
+    bench: type[Bench],
+) -> None:
+    """Its limit follows from the longest that came to an end."""
+    job = bench()
+    job.up()
+    job.lease()
+    job.put(e.ActivityReported(0, worker(0), "feed", 5.0))
+    job.t += 100.0
+    job.put(e.MasterTookOver(0, 2, 1.0))
+    job.put(e.ActivityReported(0, worker(0), "feed", 105.5))
+    activities = job.state._parts.stragglers._activities
+    activity = present(activities.of(job.state._context.processes.all[worker(0)]))
+    assert activity.since_s == -5.0 and not activities._longest_s
+    job.put(e.ActivityReported(0, worker(0), "feed", 1.0))
+    assert activities._longest_s == {"feed": 105.0}

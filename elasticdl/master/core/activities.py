@@ -21,6 +21,8 @@ _INPUTS = ("feed", "reading a shard")
 _STEP = " step"
 """The end of the name of an activity that may compile: each new shape of a batch does."""
 _CALLBACKS = "what callbacks do"
+_SAME_S = 2.0
+"""Tolerance for the start of an activity, since reports arrive with a delay."""
 _SINGLETONS = ("a summary step", "a export step")
 
 
@@ -57,13 +59,18 @@ class Activities:
         """Note that a worker began an activity, or ended the last one."""
         # An activity ends when the next one begins: workers report one at a time.
         before = self._running.pop(event.worker, None)
+        since_s = event.at_s - event.age_s
+        if before is not None and before.what == event.what and since_s - before.since_s < _SAME_S:
+            # A master that took over hears of it once more.
+            self._running[event.worker] = before
+            return
         if before is not None:
             took_s = event.at_s - before.since_s
             self._ended_s[event.worker] = event.at_s
             self._longest_s[before.what] = max(took_s, self._longest_s.get(before.what, 0.0))
         if event.what and self._context.worker(event.worker) is not None:
             # The report is up to two seconds late, so the worker sends the age.
-            self._running[event.worker] = Activity(event.what, event.at_s - event.age_s)
+            self._running[event.worker] = Activity(event.what, since_s)
 
     def forget(self, name: ProcessName) -> None:
         """Forget the activity of a worker that ended or is replaced."""

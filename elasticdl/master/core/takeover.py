@@ -85,8 +85,8 @@ class Takeover:
             and ReceivedLease(Task.EXPORT, None, export.task.attempt, export.number) not in received
         ):
             export.task.release(name)
+        if process.revoked:
+            # The order may not have reached it, also if this master gave it before.
+            self._context.orders.give(RevokeLeases(name, "they were revoked meanwhile"))
         if self._leasing.revocation.is_open(name):
-            # The order may not have reached it.
-            self._context.orders.give(
-                RevokeLeases(name, "an earlier master revoked them"), AskState(name)
-            )
+            self._context.orders.give(AskState(name))
