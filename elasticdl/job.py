@@ -252,9 +252,14 @@ class JobSpec(Section):
 
         Nor with synchronous steps: servers lose whole steps, of which several workers have parts.
         """
-        checkpoints = self.checkpoint.checkpoint_seconds or self.checkpoint.checkpoint_steps
         trains = self.action is Action.TRAIN and self.servers and not self.trains_in_steps
-        return bool(trains and checkpoints and self.keeps_checkpoints)
+        return bool(trains and self.takes_checkpoints)
+
+    @property
+    def takes_checkpoints(self) -> bool:
+        """Whether the job takes checkpoints by time or by steps, and has a place for them."""
+        by = self.checkpoint.checkpoint_seconds or self.checkpoint.checkpoint_steps
+        return bool(by) and self.keeps_checkpoints
 
     @property
     def workers_hold_journal(self) -> bool:

@@ -103,7 +103,7 @@ def serve(environment: RoleEnvironment) -> ExitCode:
     # Before the restore, which may take minutes: silence would get this process replaced.
     in_thread("report", lambda: _report(server, client, attached.heartbeat_s, asked))
     orders = client.orders()
-    version = None if attached.stands_by else _take_on(server)
+    version = None if attached.stands_by or attached.rolls_back else _take_on(server)
     kept = version is not None
     if attached.stands_by:
         found = _stand_by(Restoration(server, place), client, orders, asked)

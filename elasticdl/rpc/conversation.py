@@ -27,7 +27,8 @@ class Attached:
     one says otherwise. `sources` are the job's data as it was counted; for workers only.
 
     `first_server` is the index of the first of `servers`. A server has the part `place` of `places`
-    of the parameters; one that `stands_by` restores nothing before the order to.
+    of the parameters; one that `stands_by` restores nothing before the order to. One that
+    `rolls_back` restores the checkpoint even if it has the memory of the process before.
 
     `run` names this run of the job. `bulk_tokens`: for a worker, what it shows to each server; for
     a server, the one key by which it recognises workers.
@@ -46,6 +47,7 @@ class Attached:
     place: int = 0
     places: int = 0
     stands_by: bool = False
+    rolls_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)

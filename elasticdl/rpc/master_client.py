@@ -378,4 +378,5 @@ def _attached(reply: pb.AttachReply) -> Attached:
         place=reply.place,
         places=reply.places,
         stands_by=reply.stands_by,
+        rolls_back=reply.rolls_back,
     )

@@ -29,6 +29,7 @@ from elasticdl.master.core import events as happened
 from elasticdl.master.core.commands import Command
 from elasticdl.master.core.events import Event
 from elasticdl.master.core.presence import Presence
+from elasticdl.master.core.ps.roll_back import RollBack
 from elasticdl.master.core.ps.server_map import ServerMap
 from elasticdl.master.driver import Driver
 from elasticdl.master.event_queue import EventQueue
@@ -89,6 +90,8 @@ class ScriptedCore:
 
     def why_not_checkpoint(self) -> str:
         return self.too_late
+
+    roll_back: RollBack | None = None
 
     def handle(self, event: Event) -> Sequence[Command]:
         answer = self.answers.get(type(event))

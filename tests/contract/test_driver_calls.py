@@ -15,6 +15,7 @@ from elasticdl.dropped import DropCause
 from elasticdl.errors import PermanentError, Refused, TransientError, UserError
 from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened
+from elasticdl.master.core.ps.roll_back import RollBack
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.call_frames import METHODS
 from elasticdl.rpc.conversation import (
@@ -148,6 +149,16 @@ def test_a_name_that_is_none_of_a_process_may_not_attach(stage: Stage, name: str
 def test_a_server_with_half_of_its_addresses_is_invalid(stage: Stage) -> None:
     with pytest.raises(UserError, match="one address missing"):
         stage.client("ps-0").attach("127.0.0.1:1")
+
+
+def test_a_server_learns_that_it_returns_to_a_checkpoint_with_the_others(stage: Stage) -> None:
+    server = stage.client("ps-0")
+    assert not server.attach().rolls_back
+    for path, told in (("checkpoints/version-4", "checkpoints/version-4"), ("", "version-5")):
+        stage.core.roll_back = RollBack(4, path)
+        attached = server.attach()
+        assert attached.rolls_back and attached.restore_from.endswith(told)
+    assert not stage.client(str(WORKER)).attach().rolls_back
 
 
 def test_a_server_learns_what_to_restore_before_anybody_hears_of_it(stage: Stage) -> None:

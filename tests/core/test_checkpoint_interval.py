@@ -120,12 +120,20 @@ def test_the_end_of_a_worker_in_a_pod_brings_a_checkpoint_of_its_pushes(bench: t
     assert not job.of(c.TakeSnapshot, job.tick(200))
 
 
-@pytest.mark.parametrize("flags", [{"sync": True}, {"checkpoint_seconds": 0}])
-def test_pods_that_keep_no_pushes_wait_for_the_interval(
-    bench: type[Bench], flags: dict[str, Any]
+def test_pods_of_a_synchronous_job_get_only_their_first_checkpoint_at_once(
+    bench: type[Bench],
 ) -> None:
-    job = in_pods(bench, **flags)
-    assert ordered(job, 300) == ("sync" in flags)
+    """There must be one to go back to."""
+    job = in_pods(bench, sync=True)
+    saved(job, cut(job, 1))
+    job.put(e.VersionAdvanced(0, 6))
+    job.die(job.worker(0))
+    assert not job.of(c.TakeSnapshot, job.tick(200)), "no worker takes updates along"
+    assert job.of(c.TakeSnapshot, job.tick(100))
+
+
+def test_pods_without_checkpoints_get_no_early_one(bench: type[Bench]) -> None:
+    assert not ordered(in_pods(bench, checkpoint_seconds=0), 300)
 
 
 def test_pods_with_checkpoints_by_steps_alone_get_early_ones_too(bench: type[Bench]) -> None:

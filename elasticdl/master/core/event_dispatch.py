@@ -93,7 +93,9 @@ class EventDispatch:
             case events.StalenessChosen():
                 self._context.tell_staleness(event.worker, event.limit, event.share)
             case events.GradientDropped():
-                if event.partly_applied and self._context.work is not None:
+                # A return to a checkpoint undoes what some servers have applied.
+                undone = self._context.roll_back is not None
+                if event.partly_applied and self._context.work is not None and not undone:
                     self._context.work.repeated_at_least = True
                 self._parts.leasing.revocation.revoke(event.worker, event.reason)
             case events.StepDelayed():
@@ -127,6 +129,8 @@ class EventDispatch:
                 if event.ready:
                     self._parts.lifecycle.went_on(event.worker, "")
                 self._parts.coordination.member_reported(event)
+            case events.StepApplied():
+                self._parts.rolling_back.stepped(event)
             case events.StateReported():
                 self._parts.leasing.revocation.state_reported(event)
             case (
@@ -135,7 +139,6 @@ class EventDispatch:
                 | events.ServerDelayed()
                 | events.CpuShareReported()
                 | events.PushesReported()
-                | events.StepApplied()
             ):
                 pass  # What sees every event takes it in: see `handle`.
             case events.ConnectionLost():
@@ -158,6 +161,7 @@ class EventDispatch:
             case events.SnapshotSaved():
                 self._parts.checkpointing.completed(event)
                 self._parts.resizing.saved(event)
+                self._parts.rolling_back.saved(event.snapshot)
             case events.SnapshotFailed():
                 self._snapshot_failed(event.snapshot, event.reason)
             case events.CheckpointRequested():
@@ -184,6 +188,7 @@ class EventDispatch:
     def _decide(self) -> None:
         # The order matters: scaling reads the rounds that the steps before it open, and members and
         # addresses depend on the processes that scaling starts and stops.
+        self._parts.rolling_back.decide()
         self._parts.phases.decide()
         self._parts.resizing.decide()
         self._parts.coordination.decide_cuts()
@@ -234,6 +239,7 @@ class EventDispatch:
         self._parts.checkpointing.start(event.version)
         self._parts.evaluation.start(event.version)
         self._parts.exporting.start(event.version, event.exported)
+        self._parts.checkpointing.begun_with(event.restore_from, event.ledger)
         self._parts.coordination.begin(event.ledger, event.version)
         try:
             self._context.work = first_ledger(self._context, self._parts.evaluation, event)

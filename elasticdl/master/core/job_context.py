@@ -27,6 +27,7 @@ from elasticdl.master.core.processes.causes import MEMORY_WORDS
 from elasticdl.master.core.processes.memory_limits import MemoryLimits
 from elasticdl.master.core.processes.table import Process, Processes
 from elasticdl.master.core.ps.divergence import LossWatch
+from elasticdl.master.core.ps.roll_back import RollBack
 from elasticdl.master.core.ps.server_map import ServerMap
 from elasticdl.master.core.updates import UpdateAccount, UpdateMark
 from elasticdl.shard import Source, Task
@@ -49,7 +50,7 @@ MORE_MEMORY = (
 class Phase(StrEnum):
     """The phase of the job.
 
-    A job passes these in order and may skip some. Only a ring that lost its weights goes back to
+    A job passes these in order and may skip some. Only a job that lost its weights goes back to
     WORKING.
     """
 
@@ -117,6 +118,8 @@ class JobContext:
     """Checkpoints that new servers load, now or next: they are not removed meanwhile."""
     moving: str = ""
     """Why the servers admit no push although they run, in words; '' while they do."""
+    roll_back: RollBack | None = None
+    """The return of all servers to a checkpoint, while it is under way; see `RollingBack`."""
     workers: WorkerRange = field(init=False)
     """The range of workers that was last requested."""
     server_range: ServerRange = field(init=False)

@@ -22,6 +22,7 @@ from elasticdl.master.core.image import Plain, constants_of, image_of, restore
 from elasticdl.master.core.job_context import Limits, Phase
 from elasticdl.master.core.presence import Presence, presence_of
 from elasticdl.master.core.ps.outlook import outlook_of
+from elasticdl.master.core.ps.roll_back import RollBack
 from elasticdl.master.core.ps.server_map import ServerMap
 from elasticdl.master.core.ps.steps import Outlook
 from elasticdl.master.core.wiring import Parts
@@ -164,6 +165,11 @@ class JobState:
     def place_of(self, server: int) -> tuple[ServerMap, bool]:
         """The map of a server, and whether it stands by until it is told what to restore."""
         return self._parts.resizing.place_of(server)
+
+    @property
+    def roll_back(self) -> RollBack | None:
+        """The return of all servers to a checkpoint; None if none is under way."""
+        return self._context.roll_back
 
     def why_not_checkpoint(self) -> str:
         """Why a person cannot request a checkpoint; '' if they can."""

@@ -145,6 +145,8 @@ class UpdateAccount:
         self._firsts: list[int] = []
         """The index of the first server of each map that followed another one."""
         self._undone = 0
+        self._first_incarnations: dict[int, int] = {}
+        """Of each server, the first process that counts after a return to a checkpoint."""
         self._at_least = False
 
     # what happened
@@ -185,22 +187,47 @@ class UpdateAccount:
         mine.book(number)
         self._await(str(event.worker), mine)
 
-    def stepped(self, event: StepApplied) -> None:
-        """Count a step if every server applied it."""
+    def stepped(self, event: StepApplied, *, undone: bool = False) -> None:
+        """Count a step if every server applied it. `undone`: all return to a checkpoint."""
         if event.number <= self.step:
             return
         # An earlier master may have ended before the steps in between were in its journal.
         unseen, self.step = event.number - self.step - 1, event.number
-        steps = self._steps
-        steps.book(steps.booked + unseen + event.complete)
-        replaced = any(
+        steps, made = self._steps, unseen + event.complete
+        if undone or self.is_undone(event):
+            self._undone += made
+            return
+        steps.book(steps.booked + made)
+        if self.lacks(event):
+            # One of them ended right after it, and has been replaced by now.
+            steps.lose(steps.booked - 1, steps.booked)
+
+    def lacks(self, event: StepApplied) -> bool:
+        """Whether a server has applied this step and then lost its memory."""
+        return event.complete and any(
             _follows(one, server) and one != server
             for one in self._restored
             for server in event.servers
         )
-        if event.complete and replaced:
-            # One of them ended right after it, and has been replaced by now.
-            steps.lose(steps.booked - 1, steps.booked)
+
+    def is_undone(self, event: StepApplied) -> bool:
+        """Whether a step was made before all servers returned to a checkpoint."""
+        first = self._first_incarnations
+        return any(one.incarnation < first.get(one.index, 0) for one in event.servers)
+
+    def go_back(self, mark: UpdateMark, first_incarnations: Mapping[int, int]) -> None:
+        """All servers return to a cut: the steps since are undone, and made again.
+
+        `first_incarnations`: of each server, the first process that counts from now on.
+        """
+        steps = self._steps
+        # Below 0 for a cut that was completed after a return to an earlier one.
+        self._undone += steps.booked - mark.steps
+        steps.booked = mark.steps
+        steps.lost = [
+            (begin, min(end, mark.steps)) for begin, end in steps.lost if begin < mark.steps
+        ]
+        self._first_incarnations = dict(first_incarnations)
 
     def restored(
         self, server: ProcessName, mark: UpdateMark | None, at_s: float, *, again: bool

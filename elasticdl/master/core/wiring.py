@@ -27,6 +27,7 @@ from elasticdl.master.core.processes.scaling import Scaling
 from elasticdl.master.core.progress_marks import ProgressMarks
 from elasticdl.master.core.ps.coordination import PsCoordination
 from elasticdl.master.core.ps.resizing import Resizing
+from elasticdl.master.core.ps.rolling_back import RollingBack
 from elasticdl.master.core.ps.slow_servers import SlowServers
 from elasticdl.master.core.remedies import Remedies
 from elasticdl.master.core.ring.coordination import RingCoordination
@@ -78,7 +79,12 @@ class Parts:
         scaling = self.scaling = Scaling(context, evaluation, coordination)
         self.pending = PendingProcesses(context, scaling)
         self.ends = ProcessEnds(context, leasing, scaling, evaluation)
-        self.lifecycle = ProcessLifecycle(context, scaling, evaluation, checkpointing, self.ends)
+        self.rolling_back = RollingBack(
+            context, leasing, evaluation, checkpointing, self.snapshots, self.ends
+        )
+        self.lifecycle = ProcessLifecycle(
+            context, scaling, evaluation, checkpointing, self.ends, self.rolling_back
+        )
         self.resizing = Resizing(context, leasing, scaling, evaluation, checkpointing)
         self.autoscaling = Autoscaling(
             context, evaluation, checkpointing, coordination, self.resizing

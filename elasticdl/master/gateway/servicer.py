@@ -23,6 +23,7 @@ from elasticdl.master.core.events import (
     ScaleServersRequested,
     StopRequested,
 )
+from elasticdl.master.core.ps.roll_back import RollBack
 from elasticdl.master.core.ps.server_map import ServerMap
 from elasticdl.master.core.ps.steps import Contribution
 from elasticdl.master.event_queue import EventQueue
@@ -105,6 +106,10 @@ class RequestChecks(Protocol):
 
     def place_of(self, server: int) -> tuple[ServerMap, bool]:
         """Return the map of a server, and whether it stands by until it is told what to restore."""
+
+    @property
+    def roll_back(self) -> RollBack | None:
+        """The return of all servers to a checkpoint; None if none is under way."""
 
     def why_not_checkpoint(self) -> str:
         """Return why no checkpoint can be taken, or ''."""
@@ -221,6 +226,7 @@ class MasterService:
         servers = self._gateway.orders.servers
         place, stands_by = self._checks.place_of(event.name.index)
         is_server = event.name.role is Role.PS
+        back = self._checks.roll_back if is_server else None
         return pb.AttachReply(
             term=self._welcome.term,
             heartbeat_s=self._gateway.told_period_s(event.name),
@@ -230,7 +236,8 @@ class MasterService:
             place=event.name.index - place.first if is_server else 0,
             places=place.number if is_server else 0,
             stands_by=is_server and stands_by,
-            restore_from=self._welcome.restore_from(),
+            restore_from=(back.path if back else "") or self._welcome.restore_from(),
+            rolls_back=back is not None,
             sources=self._sources() if event.name.role is Role.WORKER else (),
             run=run_name(self._welcome.token),
             bulk_tokens=self._bulk_tokens(event.name, servers),

@@ -45,6 +45,11 @@ class _Outcomes:
     version: int = 0
 
 
+def _pushes_of(recent: RecentSteps | None, step: int) -> tuple[tuple[str, int, float], ...]:
+    """The pushes in a step of a server; () if it does not know the step, or is gone."""
+    return recent.steps.get(step, ()) if recent is not None else ()
+
+
 @final
 class StepTurns:
     """Use it from one event loop."""
@@ -102,9 +107,10 @@ class StepTurns:
     async def _recover(self, known: int) -> None:
         async with self._between_steps:
             indexes = range(self._registry.number)
-            recent = await asyncio.gather(*(self._recent_on(index) for index in indexes))
+            answers = await asyncio.gather(*(self._recent_on(index) for index in indexes))
+            recent = [one for _, one in answers]
             newest = max((one.newest for one in recent if one is not None), default=0)
-            pushes = next((one.steps[newest] for one in recent if one and newest in one.steps), ())
+            pushes = max((_pushes_of(one, newest) for one in recent), key=len, default=())
             named = [
                 Contribution(ProcessName.parse(worker), sequence, examples)
                 for worker, sequence, examples in pushes
@@ -118,14 +124,16 @@ class StepTurns:
             await asyncio.gather(
                 *(self._apply_by(self._registry.holder(index), newest, named) for index in behind)
             )
-            self._recent = [
-                await self._recent_on(index) if index in behind else one
-                for index, one in enumerate(recent)
+            answers = [
+                await self._recent_on(index) if index in behind else answer
+                for index, answer in enumerate(answers)
             ]
-        holders = [self._registry.holder(index) for index in indexes]
-        complete = all(one is not None and newest in one.steps for one in self._recent)
+            self._recent = [one for _, one in answers]
+        # One that had lost its memory applies a step, too, but without the gradients.
+        complete = all(len(_pushes_of(one, newest)) == len(pushes) for one in self._recent)
         if newest > known:
-            self._post_applied(newest, holders, complete=complete)
+            # Those that answered: another one may have come back without that step since.
+            self._post_applied(newest, [server for server, _ in answers], complete=complete)
         self._steps.continue_after(max(newest, known))
         self._opened_s = self._queue.at_s()
         self._recovered.set()
@@ -133,15 +141,15 @@ class StepTurns:
             self._settle_told(worker)
         self.decide()
 
-    async def _recent_on(self, index: int) -> RecentSteps | None:
-        """Return the newest steps of a server, from its next process if it ends meanwhile."""
+    async def _recent_on(self, index: int) -> tuple[Server | None, RecentSteps | None]:
+        """Return a server and its newest steps; its next process if it ends meanwhile."""
         while (server := await self._registry.present(index)) is not None:
             if (recent := await self._recent_at(server)) is not None:
                 self._registry.learn(server, recent.memory)
-                return recent
+                return server, recent
             if not self._registry.returns_s:
-                return None
-        return None
+                break
+        return None, None
 
     async def _recent_at(self, server: Server) -> RecentSteps | None:
         """Return the newest steps of a server; None if it is gone."""
@@ -199,7 +207,10 @@ class StepTurns:
                     await asyncio.shield(poll)
             if poll.done():
                 return poll.result(), "" if poll.result() else "superseded by a newer request"
-            return 0, self._steps.why_open(self._outlook()) or "the step before is being applied"
+            outlook = self._outlook()
+            if outlook.held:
+                return 0, "all parameter servers return to a checkpoint"
+            return 0, self._steps.why_open(outlook) or "the step before is being applied"
         finally:
             if self._waiting.get(worker) == (number, poll):
                 del self._waiting[worker]
@@ -234,6 +245,10 @@ class StepTurns:
         """The core voids the leases of a worker: its gradients of the open step are void, too."""
         self._revocations[worker] = revocation
         self._barred.discard(worker)
+        if worker in self._outcomes:
+            # The servers may return to an earlier version. The next step says which one they have.
+            self._outcomes[worker].version = 0
+            self._publish(worker)
         self._settle_dropped(worker, self._steps.remove(worker))
         self._end_poll(worker)
         self.decide()
@@ -302,7 +317,8 @@ class StepTurns:
             )
         self._opened_s = self._queue.at_s()
         self._steps.applied()
-        self._post_applied(step, holders, complete=None not in versions)
+        servers = [holder.server for holder in holders]
+        self._post_applied(step, servers, complete=None not in versions)
         pushes: dict[ProcessName, list[int]] = {}
         for one in contributions:
             pushes.setdefault(one.worker, []).append(one.sequence)
@@ -318,9 +334,9 @@ class StepTurns:
                 self._drop(worker, _SERVER_ENDED, partly_applied=bool(applied))
         self.decide()
 
-    def _post_applied(self, step: int, holders: Sequence[Holder], *, complete: bool) -> None:
+    def _post_applied(self, step: int, servers: Sequence[Server | None], *, complete: bool) -> None:
         """Post the outcome of a step, before anything that workers may say of it."""
-        names = tuple(one.server.name for one in holders if one.server is not None)
+        names = tuple(one.name for one in servers if one is not None)
         self._queue.post(StepApplied(self._queue.at_s(), step, complete, names))
 
     async def _apply_by(

@@ -5,6 +5,7 @@ A failed checkpoint is announced and retried; older ones stay.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import final
 
@@ -35,6 +36,8 @@ Servers that leave the processors to training while they write take no time from
 """
 _MOST_PAUSED_S = 30.0
 """Of each server while it writes a checkpoint that nobody waits for; less for short intervals."""
+_LEDGERS = 7
+"""Checkpoints before the newest one that a synchronous job can return to."""
 _WHAT_TO_DO = (
     "fix the cause (free disk space; if the model diverged, stop the job and --resume with a"
     " smaller learning rate), then run `elasticdl checkpoint`"
@@ -60,6 +63,8 @@ class Checkpointing:
         self._wanted_after_cut = ""
         """Why the cut that is under way is not enough."""
         self._anchor_version = self._begun_version = 0
+        self._begun: Saved | None = None
+        """The checkpoint that the job began with."""
         self._failures = 0
         self._given_up = False
         """Whether the last due checkpoint was given up.
@@ -107,6 +112,10 @@ class Checkpointing:
         if self._resumed:
             self._early.saved(self._context.now_s)
         self._begun_s = self._delayed_s = self._counts_from_s = self._context.now_s
+
+    def begun_with(self, path: str, ledger: str) -> None:
+        """Note the checkpoint that the job begins with, and its ledger ('' for a new one)."""
+        self._begun = Saved(0, path, 0, 0.0, ledger, NOTHING) if path else None
 
     def asked(self, leaving: ProcessName | None = None) -> None:
         """Request a checkpoint, if possible: for a person, or before the server `leaving` goes."""
@@ -304,6 +313,16 @@ class Checkpointing:
         self._anchor_version = version
         self._final_done = False
 
+    def returned(self, version: int) -> None:
+        """All servers have that version again: what was cut after it has steps that are undone."""
+        self.saved = [
+            replace(one, ledger="") if one.version > version else one for one in self.saved
+        ]
+        if self.saving is not None and self.saving.version > version:
+            self.saving = replace(self.saving, undone=True)
+        if self._slow is not None:
+            self._slow = replace(self._slow, undone=True)
+
     def _begin(self, cut: SnapshotId) -> None:
         self._cut = cut
         self._wanted_after_cut = ""
@@ -345,6 +364,30 @@ class Checkpointing:
             if saved.version == version:
                 return saved.mark
         return NOTHING if version in (0, self._begun_version) else None
+
+    def newest_known(self, before: float = math.inf) -> Saved | None:
+        """The newest checkpoint of a version below `before` that the job can return to.
+
+        None if there is none whose ledger is known.
+        """
+        return next((one for one in reversed(self._known()) if one.version < before), None)
+
+    def known(self, version: int) -> Saved | None:
+        """The checkpoint of that version which a server has read, if the job can return to it."""
+        for one in reversed(self._known()):
+            if one.version == version:
+                return one
+        saving = self.saving
+        if saving is None or saving.undone or saving.version != version:
+            return None
+        # It is complete; only the word of it has not come yet.
+        return Saved(version, "", 0, self._context.now_s, saving.ledger, saving.mark)
+
+    def _known(self) -> list[Saved]:
+        known = [one for one in self.saved if one.ledger and one.mark is not None]
+        if self._begun is not None:
+            known.insert(0, replace(self._begun, version=self._begun_version))
+        return known
 
     def cut(self, snapshot: SnapshotId, version: int, ledger: str, mark: UpdateMark) -> None:
         """Write the frozen view, together with the ledger (JSON) at exactly that point."""
@@ -424,21 +467,25 @@ class Checkpointing:
         same = next((saved for saved in self.saved if saved.path == event.path), None)
         others = [saved for saved in self.saved if saved is not same]
         known = written if written is not None else same
+        counts = known is not None and not (written is not None and written.undone)
         one = Saved(
             event.version,
             event.path,
             event.bytes,
             event.at_s,
-            known.ledger if known is not None else "",
+            known.ledger if known is not None and counts else "",
             known.mark if known is not None else None,
         )
         *older, newest = (
             sorted((*others, one), key=lambda saved: saved.version) if late else (*others, one)
         )
         keep = self._context.spec.checkpoint.keep_checkpoint_max
-        self.saved = [*(replace(saved, ledger="") for saved in older), newest][
-            -keep if keep else 0 :
+        # Servers that cannot read the newest one take one before it.
+        forgotten = len(older) - (_LEDGERS if self._context.spec.trains_in_steps else 0)
+        older = [
+            replace(saved, ledger="") if at < forgotten else saved for at, saved in enumerate(older)
         ]
+        self.saved = [*older, newest][-keep if keep else 0 :]
 
     def failed(self, snapshot: SnapshotId, reason: str) -> bool:
         """Handle a failed cut or save. False if it is not a checkpoint's."""

@@ -47,8 +47,12 @@ class EarlyCheckpoints:
     def _exposed(self) -> bool:
         """Whether a server's pod has updates that would be lost with it.
 
-        Those of workers that have ended since the newest checkpoint, or all if there is none.
+        Those of workers that have ended since the newest checkpoint, or all if there is none. A
+        synchronous job goes back to a checkpoint as a whole, but there must be one.
         """
+        spec = self._context.spec
+        if spec.on_kubernetes and spec.trains_in_steps and spec.takes_checkpoints:
+            return self._covered_s < 0
         if not self.in_pods:
             return False
         ended_s = self._context.processes.worker_ended_s

@@ -22,6 +22,8 @@ class Saving:
     mark: UpdateMark
     paced: bool = False
     """Whether servers pause while they write it."""
+    undone: bool = False
+    """Whether the job has returned to an earlier checkpoint since the cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,9 @@ class Saved:
     bytes: int
     at_s: float
     ledger: str = ""
-    """A ring that lost all members returns to this ledger. Only the newest checkpoint has it."""
+    """A job that lost its weights returns to this ledger.
+
+    Only the newest checkpoint has it, with synchronous steps also some before it.
+    """
     mark: UpdateMark | None = None
     """The updates in it; None if an earlier master ordered it and gave it up."""

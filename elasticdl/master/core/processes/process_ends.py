@@ -120,30 +120,19 @@ class ProcessEnds:
         self._scaling.stop(process, 0.0, verdict.text, life=Life.LOST)
         self._account(process, verdict)
 
+    def restart(self, server: Process, why: str) -> None:
+        """End a server at once, which has lost nothing: its next process restores a checkpoint."""
+        server.cause = Cause.DRAINED
+        self._scaling.stop(server, 0.0, why, life=Life.LOST)
+        self._announce(server, Verdict(Cause.DRAINED, why))
+        self._take_back(server, "")
+
     def _account(
         self, process: Process, verdict: Verdict, context: ExitStatus | None = None
     ) -> None:
         """Take back what the process held, charge the budget of the cause, and announce the end."""
-        name, expected = process.name, self._context.phase in (Phase.ENDING, Phase.ENDED)
-        level = "warning" if verdict.cause in PROBLEMS and not expected else "info"
-        records = self._done(process)
-        done = f"; {amount(records, 'record')} done" if records else ""
-        ended = "" if verdict.text.startswith("ended ") else "ended: "
-        counted = process.failure_reported and verdict.cause is Cause.USER_ERROR
-        # An event has the worker's report of its error already.
-        said = "user error" if counted else verdict.text
-        text = f"{name} {ended}{said}{done}"
-        details = {
-            **_ended(process, verdict, self._context.now_s),
-            "records": records,
-            **_how(context),
-            **self._held(process),
-            **_frames(verdict),
-        }
-        self._context.orders.announce(
-            "process", text, process=name, cause=verdict.cause, level=level, details=details
-        )
-        if expected:
+        name, counted = process.name, self._announce(process, verdict, context)
+        if self._expected:
             return
         more = verdict.cause is Cause.OUT_OF_MEMORY and self._give_more(process)
         if self._context.is_spare(name):
@@ -161,6 +150,36 @@ class ProcessEnds:
             str(name), verdict, answered=answered, role_ran=ran, life=life
         ):
             self._context.fail(reason, hint=_HINTS.get(verdict.cause, "check its log"))
+
+    @property
+    def _expected(self) -> bool:
+        """Whether processes end because the job does."""
+        return self._context.phase in (Phase.ENDING, Phase.ENDED)
+
+    def _announce(
+        self, process: Process, verdict: Verdict, context: ExitStatus | None = None
+    ) -> bool:
+        """Announce an end. True if the user's error behind it was reported and counted before."""
+        name = process.name
+        level = "warning" if verdict.cause in PROBLEMS and not self._expected else "info"
+        records = self._done(process)
+        done = f"; {amount(records, 'record')} done" if records else ""
+        ended = "" if verdict.text.startswith("ended ") else "ended: "
+        counted = process.failure_reported and verdict.cause is Cause.USER_ERROR
+        # An event has the worker's report of its error already.
+        said = "user error" if counted else verdict.text
+        text = f"{name} {ended}{said}{done}"
+        details = {
+            **_ended(process, verdict, self._context.now_s),
+            "records": records,
+            **_how(context),
+            **self._held(process),
+            **_frames(verdict),
+        }
+        self._context.orders.announce(
+            "process", text, process=name, cause=verdict.cause, level=level, details=details
+        )
+        return counted
 
     def _done(self, process: Process) -> int:
         """Records in the receipt that are known to be the work of this process so far.

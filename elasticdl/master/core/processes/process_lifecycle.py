@@ -21,6 +21,7 @@ from elasticdl.master.core.processes.causes import Cause, Verdict
 from elasticdl.master.core.processes.process_ends import ProcessEnds
 from elasticdl.master.core.processes.scaling import Scaling
 from elasticdl.master.core.processes.table import Life, Process
+from elasticdl.master.core.ps.rolling_back import RollingBack
 from elasticdl.master.core.ps.update_booking import UpdateBooking
 from elasticdl.master.core.tick_share import share_of_tick
 
@@ -42,6 +43,7 @@ class ProcessLifecycle:
         evaluation: Evaluation,
         checkpointing: Checkpointing,
         ends: ProcessEnds,
+        rolling_back: RollingBack,
     ) -> None:
         self._context = context
         self.booking = UpdateBooking(context, checkpointing)
@@ -49,6 +51,7 @@ class ProcessLifecycle:
         self._evaluation = evaluation
         self._checkpointing = checkpointing
         self._ends = ends
+        self._rolling_back = rolling_back
         self._published: PublishServers | None = PublishServers(("",) * context.servers)
         self._begun = False
         self._failed_starts = 0
@@ -169,7 +172,7 @@ class ProcessLifecycle:
         return min((server.restored_version if server else 0 for server in servers), default=0)
 
     def _server_back(self, event: ProcessAttached) -> None:
-        if event.name.incarnation:
+        if event.name.incarnation and not self._rolling_back.attached(event):
             self.booking.back(event)
         if not self._context.servers_away():
             self._all_there()

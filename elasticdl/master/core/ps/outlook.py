@@ -26,8 +26,9 @@ def outlook_of(context: JobContext, leasing: Leasing) -> Outlook:
         if process is not None and process.life is Life.READY:
             piece = held.piece
             leases.append(TrainingLease(held.worker, piece.shard.id, piece.attempt, piece.epoch))
-    if context.phase is not Phase.WORKING:
-        return Outlook(leases)
+    held_up = context.roll_back is not None
+    if context.phase is not Phase.WORKING or held_up:
+        return Outlook(leases, held=held_up)
     ready = frozenset(
         one.name
         for one in context.processes.live_workers()

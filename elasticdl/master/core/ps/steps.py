@@ -47,13 +47,15 @@ class Outlook:
     """Where further gradients may come from.
 
     `ready` are the workers that can get a lease. `returning` is the lowest epoch of shards that are
-    being taken back, `available` that of shards to lease; None if there are none.
+    being taken back, `available` that of shards to lease; None if there are none. `held`: no turn
+    is given, because all servers return to a checkpoint.
     """
 
     leases: Sequence[TrainingLease] = ()
     ready: frozenset[ProcessName] = frozenset()
     returning: int | None = None
     available: int | None = None
+    held: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +184,7 @@ class Steps:
 
     def give(self, outlook: Outlook) -> list[Turn]:
         """Give turns to waiting workers."""
-        if self._closing:
+        if self._closing or outlook.held:
             return []
         given = []
         busy = self._busy(outlook)

@@ -38,7 +38,7 @@ class UpdateBooking:
             case PushesReported():
                 self._pushed(event)
             case StepApplied():
-                account.stepped(event)
+                account.stepped(event, undone=self._context.roll_back is not None)
             case ProcessEnded() if event.name.role is Role.WORKER:
                 self._checkpointing.worker_ended()
             case WorkerFenced() if not self._context.spec.trains_in_steps:

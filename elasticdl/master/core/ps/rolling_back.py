@@ -1,0 +1,215 @@
+"""Returns a synchronous job to a checkpoint as a whole after a server has lost its memory.
+
+A step is applied by all servers or by none. A server that restores a checkpoint lacks its part of
+the steps since, and nobody can make these again for one server. So the others restore the same
+checkpoint, the ledger goes back to it, and the records since are trained again: no update is lost.
+
+A server restores when it starts. So each of the others ends, and its next process is told to
+restore whatever memory it finds. Until all have done so the job gives no lease and no turn.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.formatting import amount
+from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
+from elasticdl.master.core.checkpoint.saves import Saved
+from elasticdl.master.core.checkpoint.snapshots import Snapshots
+from elasticdl.master.core.data.leasing import Leasing
+from elasticdl.master.core.data.rollback import restore_ledger
+from elasticdl.master.core.evaluation.rounds import Evaluation
+from elasticdl.master.core.events import ProcessAttached, StepApplied
+from elasticdl.master.core.job_context import JobContext, Phase
+from elasticdl.master.core.processes.process_ends import ProcessEnds
+from elasticdl.master.core.processes.table import Life
+from elasticdl.master.core.ps.roll_back import RollBack
+from elasticdl.shard import SnapshotId
+
+
+@final
+class RollingBack:
+    """Decides when all servers return, and to which checkpoint."""
+
+    def __init__(
+        self,
+        context: JobContext,
+        leasing: Leasing,
+        evaluation: Evaluation,
+        checkpointing: Checkpointing,
+        snapshots: Snapshots,
+        ends: ProcessEnds,
+    ) -> None:
+        self._context = context
+        self._leasing = leasing
+        self._evaluation = evaluation
+        self._checkpointing = checkpointing
+        self._snapshots = snapshots
+        self._ends = ends
+        self._torn: SnapshotId | None = None
+        """What was being written when only some servers applied a step, without a checkpoint."""
+
+    # events
+
+    def attached(self, event: ProcessAttached) -> bool:
+        """A server's next process is there.
+
+        False if it has no part in a return: it lacks nothing, the job does not train in steps, or
+        no checkpoint is known that the ledger could return to.
+        """
+        if not self._possible():
+            return False
+        if (back := self._context.roll_back) is not None:
+            return self._attached_meanwhile(event, back)
+        if event.kept:
+            return False
+        version = event.restored_version
+        to = None if version is None else self._checkpointing.known(version)
+        has_it = to is not None
+        to = to or self._checkpointing.newest_known()
+        if to is None:
+            return False
+        saving = self._checkpointing.saving
+        torn = saving is not None and saving.id == self._torn
+        if has_it and self._nothing_since(to) and not torn:
+            # The others have this version, too. So it is after a server has left in order.
+            self._return(to, "a parameter server lost its memory")
+            return False
+        why = f"{event.name} came back without the memory of the process before"
+        self._begin(to, why, event.name if has_it else None)
+        return True
+
+    def _attached_meanwhile(self, event: ProcessAttached, back: RollBack) -> bool:
+        context, version = self._context, event.restored_version
+        if not event.kept and version == back.version:
+            restored = back.restored | {event.name}
+            context.roll_back = RollBack(back.version, back.path, restored)
+            return True
+        if event.kept or version is None or version > back.version:
+            # It began before the return did.
+            self._restart(event.name, back)
+            return True
+        older = self._checkpointing.known(version)
+        older = older or self._checkpointing.newest_known(before=back.version)
+        if older is None:
+            # No checkpoint that the ledger can return to is left: what the server lacks is lost.
+            context.roll_back = None
+            return False
+        why = f"{event.name} could not read the checkpoint of version {back.version}: see its log"
+        self._begin(older, why, event.name if version == older.version else None)
+        return True
+
+    def stepped(self, event: StepApplied) -> None:
+        """Return if not all servers have a step, whatever memory the others have."""
+        context = self._context
+        account = context.updates
+        torn = bool(event.servers) and not event.complete
+        if not (torn or account.lacks(event)) or context.roll_back is not None:
+            return
+        if account.is_undone(event) or not self._possible():
+            return
+        if (to := self._checkpointing.newest_known()) is not None:
+            self._begin(to, f"a server ended while it applied step {event.number}")
+        elif self._checkpointing.saving is not None:
+            self._torn = self._checkpointing.saving.id
+
+    def saved(self, snapshot: SnapshotId) -> None:
+        """A checkpoint is complete; one that was cut before a return may be newer than its own."""
+        back, newest = self._context.roll_back, self._checkpointing.newest_known()
+        if newest is None or not self._possible():
+            return
+        if back is not None and newest.version > back.version:
+            self._begin(newest, "a newer checkpoint has been completed")
+        elif snapshot == self._torn:
+            self._begin(newest, "a server ended while it applied a step")
+
+    def decide(self) -> None:
+        """End the return when all servers have restored the checkpoint."""
+        context, back = self._context, self._context.roll_back
+        if back is None:
+            return
+        servers = [context.processes.server(index) for index in context.server_map.indices]
+        if all(one and one.life is Life.READY and one.name in back.restored for one in servers):
+            context.roll_back = None
+            self._checkpointing.returned(back.version)
+            text = f"all servers have version {back.version} again: training continues"
+            context.orders.announce("server", text, details={"version": back.version})
+
+    # decisions
+
+    def _possible(self) -> bool:
+        context = self._context
+        over = context.phase in (Phase.STARTING, Phase.ENDING, Phase.ENDED)
+        return context.spec.trains_in_steps and context.work is not None and not over
+
+    def _nothing_since(self, to: Saved) -> bool:
+        return to.mark is not None and self._context.updates.steps == to.mark.steps
+
+    def _begin(self, to: Saved, why: str, restored: ProcessName | None = None) -> None:
+        """Return to a checkpoint, which the server `restored` has already."""
+        context, self._torn = self._context, None
+        assert to.mark is not None
+        context.roll_back = RollBack(
+            to.version, to.path, frozenset((restored,) if restored is not None else ())
+        )
+        repeated = self._return(to, why)
+        for index in context.server_map.indices:
+            server = context.processes.server(index)
+            if server is not None and server.life is Life.READY and server.name != restored:
+                self._restart(server.name, context.roll_back)
+        context.updates.go_back(to.mark, self._first_incarnations())
+        text = (
+            f"{why}: all servers go back to {to.path or 'the newest checkpoint'}, version"
+            f" {to.version}; {amount(repeated, 'record')} will be trained again"
+        )
+        details = {"repeated": repeated, "version": to.version}
+        context.orders.announce("server", text, process=restored, level="warning", details=details)
+
+    def _return(self, to: Saved, why: str) -> int:
+        """Take back all that is leased, and the ledger to a checkpoint; return records to repeat.
+
+        What a fence finds at servers that lost their memory says nothing of what the checkpoint
+        has.
+        """
+        context = self._context
+        for process in tuple(context.processes.workers()):
+            self._leasing.revocation.revoke(process.name, "training goes back to a checkpoint")
+        self._fail_cut(why)
+        # Its metrics describe weights that no longer exist.
+        self._evaluation.abandon()
+        names = reversed(context.processes.all)
+        # Any of them: the newest has trained, or the checkpoint has no more than is known.
+        worker = next(
+            (one for one in names if one.role is Role.WORKER), ProcessName(Role.WORKER, 0)
+        )
+        repeated = restore_ledger(context, self._evaluation, to.ledger, worker)
+        context.version = context.acknowledged_version = to.version
+        context.server_back_s = context.now_s
+        self._checkpointing.rolled_back(to.version)
+        self._evaluation.rolled_back(to.version)
+        if context.phase is Phase.CHECKPOINTING and not self._checkpointing.under_way:
+            self._checkpointing.begin_final()
+        return repeated
+
+    def _restart(self, name: ProcessName, back: RollBack) -> None:
+        """End a server; its next process restores the checkpoint."""
+        text = f"it goes back to the checkpoint of version {back.version} with the other servers"
+        self._ends.restart(self._context.processes.all[name], text)
+
+    def _first_incarnations(self) -> dict[int, int]:
+        """By server, the first process whose steps count after the return."""
+        processes = self._context.processes
+        return {
+            index: server.name.incarnation
+            if (server := processes.server(index)) is not None
+            else processes.next_incarnation(index)
+            for index in self._context.server_map.indices
+        }
+
+    def _fail_cut(self, why: str) -> None:
+        """A view that is being cut would have steps that are undone."""
+        if self._snapshots.open_cut is not None:
+            snapshot = self._snapshots.open_cut.id
+            self._snapshots.answered(snapshot)
+            self._checkpointing.failed(snapshot, why)
