@@ -147,6 +147,47 @@ STEPS = (
         "Of the simulation: a lease's first report of where it begins counted as a movement.",
         any_flags=True,
     ),
+    Defect(
+        "sync",
+        (900245,),
+        "A worker came to the next master with leases that were revoked, and no ledger had"
+        " them any more: its gradients counted.",
+        any_flags=True,
+    ),
+    Defect(
+        "sync",
+        (910669, 911387),
+        "A server that had lost its memory was told a step of an earlier master, which then"
+        " counted as complete.",
+        any_flags=True,
+    ),
+    Defect(
+        "sync",
+        (911580,),
+        "A server lost its memory while the next master asked for the last step, and was taken"
+        " for the one that had answered.",
+        any_flags=True,
+    ),
+    Defect(
+        "sync",
+        (194,),
+        "A step was torn while the first checkpoint was written. Nobody went back to it when it"
+        " was complete.",
+        any_flags=True,
+    ),
+    Defect(
+        "sync",
+        (43, 920276),
+        "A job that went back in its last phase took no last checkpoint.",
+        any_flags=True,
+    ),
+    Defect(
+        "sync",
+        (911449,),
+        "What a hung worker did was told to the next master, and counted as ended. Its limit"
+        " grew with it.",
+        any_flags=True,
+    ),
 )
 DEFECTS = (*RING, *SERVERS, *STEPS)
 

@@ -39,6 +39,8 @@ from tests.simulation.threads import Clock
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
+_RETURNS_S = 10.0
+"""How long a server is expected back with its memory."""
 _IMAGES = 0.02
 """The probability of an image of the state, after each write of the journal."""
 
@@ -171,7 +173,10 @@ class Master:
         self.inbox = EventQueue(Clock(world.scheduler), world.scheduler.now_s)
         servers = self.state.server_map
         roster = PsRegistry(
-            servers.number, lambda name, address: Control(world, address, term), first=servers.first
+            servers.number,
+            lambda name, address: Control(world, address, term),
+            _RETURNS_S if plan.keeps_memory else 0.0,
+            first=servers.first,
         )
         between_steps = asyncio.Lock()
         fences = Fences(roster, between_steps)

@@ -20,6 +20,7 @@ from typing import Any
 
 from tests.simulation.mutant import RING, SERVERS, Mutant
 from tests.simulation.resize_mutants import RESIZE_MUTANTS
+from tests.simulation.return_mutants import RETURN_MUTANTS
 from tests.simulation.runner import Seen, run_jobs
 from tests.simulation.takeover_mutants import TAKEOVER_MUTANTS
 from tests.simulation.update_mutants import UPDATE_MUTANTS
@@ -60,6 +61,7 @@ STALL_TOO_SOON = Mutant(
 MUTANTS = (
     *TAKEOVER_MUTANTS,
     *RESIZE_MUTANTS,
+    *RETURN_MUTANTS,
     *UPDATE_MUTANTS,
     DONE_AT_ITEM_END,
     NO_ROOM,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
-from elasticdl.cluster.base import ProcessName
+from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.errors import ElasticDLError, MasterReplaced, Refused, TransientError
 from elasticdl.master.core.events import ProcessAttached
 from elasticdl.master.core.ps.steps import Contribution
@@ -121,7 +121,7 @@ class Client:
         self._received: list[ReceivedLease] = []
         self._revocation = 0
         self._unsettled: set[int] = set()
-        self._attached_with: tuple[str, str, int | None, bool] | None = None
+        self._attached_with: tuple[str, str, int | None, bool, int, bool] | None = None
         self._report_lock = Lock()
         self._lease_lock = Lock()
         self._reports = 0
@@ -141,14 +141,14 @@ class Client:
         *,
         starting: bool = False,
         loaded: str = "",
+        memory: int = 0,
+        kept: bool = False,
     ) -> Attached:
         """See MasterClient."""
-        attached: Attached = self._call(
-            partial(self._attach, control, bulk, restored_version, starting, loaded=loaded),
-            _ATTEMPT_S,
-        )
+        given = control, bulk, restored_version, starting, memory, kept
+        attached: Attached = self._call(partial(self._attach, *given, loaded=loaded), _ATTEMPT_S)
         self._term = attached.term
-        self._attached_with = control, bulk, restored_version, starting
+        self._attached_with = given
         return attached
 
     async def _attach(
@@ -157,6 +157,8 @@ class Client:
         bulk: str,
         restored_version: int | None,
         starting: bool,
+        memory: int = 0,
+        kept: bool = False,
         *,
         told: Returning | None = None,
         loaded: str = "",
@@ -173,20 +175,23 @@ class Client:
                 restored_version,
                 starting=starting,
                 instance=instance,
+                kept=kept,
             )
-            await master.gateway.attach(event, instance, loaded=loaded)
+            await master.gateway.attach(event, instance, memory, loaded=loaded)
         servers = master.gateway.orders.servers
         place, stands_by = master.state.place_of(self._name.index)
+        back = master.state.roll_back if self._name.role is Role.PS else None
         return Attached(
             master.term,
             2.0,
             master.spec,
             servers.addresses,
-            master.archive.restore_from,
+            (back.path if back else "") or master.archive.restore_from,
             first_server=servers.first,
             place=self._name.index - place.first,
             places=place.number,
             stands_by=stands_by,
+            rolls_back=back is not None,
         )
 
     def _attach_again(self, term: int) -> None:

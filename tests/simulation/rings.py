@@ -476,7 +476,21 @@ class Disk:
         """By directory and server: a `servers.View`."""
         self.versions: dict[str, int] = {}
         """Of what servers saved, by directory: as its manifest has it."""
+        self.damaged: set[tuple[str, int]] = set()
+        """Parts that cannot be read: their directory, and the index of their server."""
         self.fails: Callable[[], bool] = lambda: False
+
+    def damage_newest(self, server: int) -> None:
+        """A part of the newest checkpoint cannot be read, if there is an earlier one."""
+        newest = next(reversed(self.versions), "")
+        if newest and self.before(newest):
+            self.damaged.add((newest, server))
+
+    def before(self, directory: str) -> list[str]:
+        """The directories of earlier versions, newest first, as `checkpoint.store.before`."""
+        version = self.versions[directory]
+        older = [one for one, of in self.versions.items() if of < version]
+        return sorted(older, key=lambda one: self.versions[one], reverse=True)
 
     def write(self, directory: Path, version: int, arrays: Mapping[str, Any]) -> PartFile:
         if self.fails():

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import numpy as np
 
-from elasticdl.errors import ElasticDLError, ExitCode, Refused, TransientError
+from elasticdl.errors import Corrupted, ElasticDLError, ExitCode, Refused, TransientError
 from elasticdl.master.core.ps.server_map import ServerMap
 from elasticdl.rpc.conversation import Drain, Finish, Load, Order, Report, Restore
 from elasticdl.rpc.parameters import Pulled, Pushed, Update
@@ -90,6 +90,8 @@ class Server:
         self.map = servers
         self._sealed: SnapshotId | None = None
         self._undone = -1
+        self.memory = next(world.memory_numbers) if world.plan.keeps_memory else 0
+        """The number of its kept memory; 0: it keeps none."""
         self.version = 0
         self.term = 0
         """The newest master that it has heard of."""
@@ -118,6 +120,16 @@ class Server:
         self.applied_steps = list(view.steps)
         for worker, (sequence, applied) in view.pushes.items():
             self.workers[worker] = _Pushes(sequence, applied, covered=sequence)
+        return self.version
+
+    def take_on(self, before: Server) -> int:
+        """Take on the memory that the process before has kept."""
+        self.memory, self.version, self.log = before.memory, before.version, list(before.log)
+        self.has_state, self.replays = before.has_state, before.replays
+        self.applied_steps, self.steps = list(before.applied_steps), dict(before.steps)
+        self._step, self._staged = before._step, dict(before._staged)
+        for worker, one in before.workers.items():
+            self.workers[worker] = _Pushes(one.sequence, one.applied, fenced=one.fenced)
         return self.version
 
     # Of workers
@@ -172,6 +184,11 @@ class Server:
             return self.version
         if self._gated:
             raise TransientError("no step: the gate is closed")
+        if self._world.server_tears:
+            # Others apply it.
+            self._world.server_tears.pop()
+            self._world.kill(self.running.process)
+            raise TransientError("the server was killed")
         here = [(one[:2], self._staged[one[:2]]) for one in named if one[:2] in self._staged]
         self._truth.stepped(self.index, self.version, [update for _, update in here])
         for (worker, sequence), update in sorted(here, key=lambda one: one[0]):
@@ -182,7 +199,8 @@ class Server:
         self._staged.clear()
         self.version += 1
         self._step = number
-        self.steps[number] = tuple(named)
+        # Those that it has, as `Steps::end`.
+        self.steps[number] = tuple(one for one in named if one[:2] in dict(here))
         # A server that lost its memory may be told a step again, but has no gradients of it.
         if len(here) == len(named):
             self.applied_steps.append(number)
@@ -295,6 +313,10 @@ class Server:
         return Fenced(pushes.applied, pushes.sequence)
 
     def _died(self) -> None:
+        if self.memory:
+            self._world.memories.pop(self.index, None)
+            if self.has_state and self._world.draws_memories.random() < 0.5:
+                self._world.memories[self.index] = self
         broken, self.broken = self.broken, []
         for call in broken:
             call()
@@ -332,6 +354,9 @@ def _serve(world: World, running: Running) -> int:
 
     running.process.spawn(report, "report")
     orders, version, saved = client.orders(), None, attached.restore_from
+    before = None if attached.rolls_back else world.memories.get(server.index)
+    if before is not None:
+        version, saved = server.take_on(before), ""
     if attached.stands_by:
         found = _stand_by(world, client, orders)
         if isinstance(found, ExitCode):
@@ -339,6 +364,11 @@ def _serve(world: World, running: Running) -> int:
         saved = found
     if saved:
         disk = world.disk
+        # As `restore_newest_intact`.
+        tries = [saved, *disk.before(saved)]
+        saved = next((one for one in tries if (one, server.index) not in disk.damaged), "")
+        if not saved:
+            raise Corrupted("no usable checkpoint")
         view = view_of(disk.servers[saved], server.index)
         version = server.restore(view, disk.versions[saved])
     kept = world.plan.kept_pushes == ALL_KEPT
@@ -346,7 +376,7 @@ def _serve(world: World, running: Running) -> int:
     address = f"{running.name}:1"
     world.servers[address] = server
     world.truth.servers[server.index] = server
-    client.attach(address, address, version)
+    client.attach(address, address, version, memory=server.memory, kept=before is not None)
     for order in orders:
         match order:
             case Finish():
@@ -431,7 +461,8 @@ class Control:
 
     async def recent_steps(self, *, timeout_s: float) -> RecentSteps:
         def recent() -> RecentSteps:
-            return RecentSteps(self._server.version, dict(self._server.steps))
+            server = self._server
+            return RecentSteps(server.version, dict(server.steps), server.memory)
 
         found: RecentSteps = await self._call(timeout_s, recent)
         return found

@@ -16,7 +16,7 @@ time.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, final
 
@@ -80,6 +80,8 @@ class Truth:
         self.server_deaths = 0
         self.cannot_push_again = False
         """Whether a push may have been lost that no worker can make again."""
+        self.lost_at_first = False
+        """Whether a server lost its memory while there was no checkpoint to return to."""
         self.complete_records = 0
         """In pushes that all servers have."""
         self.servers: dict[int, Server] = {}
@@ -181,11 +183,31 @@ class Truth:
             self.violated(f"a step mixes the epochs {sorted(epochs)}")
         if len(updates) > self._world.plan.spec.gradients_per_step:
             self.violated(f"a step of {len(updates)} gradients")
-        if self.server_deaths:
+        if not self._whole:
             return
         pulled = {update.versions[server] for update in updates}
-        if pulled != {version}:
+        # After a takeover a server that has lost its memory is told a step without the gradients.
+        if updates and pulled != {version}:
             self.violated(f"a step on version {version} has gradients of {sorted(pulled)}")
+
+    @property
+    def _whole(self) -> bool:
+        """Whether all servers have the same updates: none was lost, or all returned with it."""
+        return not (self.lost_at_first if self._in_steps else self.server_deaths)
+
+    @property
+    def _in_steps(self) -> bool:
+        return self._world.plan.spec.trains_in_steps
+
+    def _records_in(self, log: Iterable[Key]) -> NDArray[np.int64]:
+        """How often each record of each epoch is in the weights of a server."""
+        plan = self._world.plan
+        records = sum(one.records for one in plan.training)
+        counts = np.zeros(records * plan.spec.data.num_epochs, np.int64)
+        for key in log:
+            epoch, ids, _ = self._pushes[key]
+            np.add.at(counts, ids + epoch * records, 1)
+        return counts
 
     def _map_of(self, server: int) -> range:
         """The indices of the servers that share the parameters with this one."""
@@ -209,6 +231,13 @@ class Truth:
             and self._world.master.state.status().phase not in (Phase.ENDING, Phase.ENDED)
         ):
             self.server_deaths += 1
+        if (
+            isinstance(event, happened.ProcessAttached)
+            and event.name.role is Role.PS
+            and event.name.incarnation
+            and not event.kept
+        ):
+            self.lost_at_first |= not self._world.master.state.status().checkpoints
 
     def after(self, event: happened.Event, commands: Sequence[do.Command]) -> None:
         """The core has decided."""
@@ -226,6 +255,9 @@ class Truth:
                     world.finish = command
                 case do.Announce("stall", text) if text.startswith(STANDS_STILL):
                     self._stall_announced(text)
+                case do.Announce("server", details=details) if "updates_lost" in details:
+                    # A server may read a checkpoint that the master has forgotten.
+                    self.lost_at_first |= bool(world.disk.damaged)
                 case do.Announce("scale", details=details) if "decision" in details:
                     self._autoscaled(details)
                 case do.StartProcess(name=name) if name.role is Role.WORKER:
@@ -345,7 +377,7 @@ class Truth:
                 )
         else:
             self._check_saved_updates(command, path)
-        if not self._world.plan.on_ring and not self.server_deaths:
+        if not self._world.plan.on_ring and self._whole:
             views: dict[int, View] = self._world.disk.servers[path]
             everywhere = set.intersection(*(set(view.log) for view in views.values()))
             records = sum(len(self._pushes[key][1]) for key in everywhere)
@@ -455,6 +487,8 @@ class Truth:
             else:
                 torn += len(ids)
         self._check_updates(self._updates())
+        if self._in_steps and self._whole:
+            self._check_weights(total, records, epochs)
         missing = complete < self._wanted(records, epochs)
         if not total["left"] and missing.any():
             self.violated(f"{int(missing.sum())} records were never on all servers")
@@ -469,6 +503,21 @@ class Truth:
                 f"{total['repeated']} records count as repeated, but pushes that only some servers"
                 f" have are of {torn}"
             )
+
+    def _check_weights(self, total: dict[str, int], records: int, epochs: int) -> None:
+        """Each server has each record once, however often all returned to a checkpoint."""
+        for index in self._world.master.state.server_map.indices:
+            counts = self._records_in(self.servers[index].log) if index in self.servers else None
+            if counts is None:
+                continue
+            if (counts > 1).any():
+                self.violated(f"ps-{index} has {int((counts > 1).sum())} records more than once")
+            if not total["left"] and not (counts == self._wanted(records, epochs)).all():
+                missing = int((counts < self._wanted(records, epochs)).sum())
+                self.violated(f"ps-{index} lacks {missing} records")
+            # The last step may not have been told when the job was stopped.
+            if counts.sum() < total["trained"]:
+                self.violated(f"{total['trained']} records are told, ps-{index} has {counts.sum()}")
 
     def _updates(self) -> UpdateCounts:
         """What the receipt says."""
@@ -514,6 +563,16 @@ class Truth:
         lost = booked - everywhere
         if told.applied + told.lost + told.repeated != len(booked):
             self.violated(f"{len(booked)} updates were made, the receipt says {told}")
+        if self._in_steps and self._whole:
+            if told.lost or told.at_least:
+                self.violated(f"all returned to a checkpoint, but the receipt says {told}")
+            for server in present:
+                if len(self._on(server)) != told.applied:
+                    self.violated(
+                        f"ps-{server.index} has {len(self._on(server))} steps, the receipt says"
+                        f" {told}"
+                    )
+            return
         if told.repeated:
             return  # All training was repeated; late reports may still be of the first time.
         if told.lost > len(lost) or (told.lost < len(lost) and not told.at_least):
@@ -531,12 +590,12 @@ class Truth:
 
     def _check_saved_updates(self, command: do.SaveSnapshot, path: str) -> None:
         """Whether a checkpoint's ledger has the updates of its parts."""
-        if self.server_deaths:
+        if not self._whole:
             return
         told = UpdateCounts(**json.loads(command.ledger)["updates"])
         views = self._world.disk.servers[path].values()
         everywhere = set.intersection(*(self._on(view) for view in views))
-        if told != UpdateCounts(len(everywhere), 0, 0, at_least=False):
+        if told != UpdateCounts(len(everywhere), 0, told.repeated, at_least=False):
             self.violated(f"{path} has {len(everywhere)} updates, its ledger says {told}")
 
     def _wanted(self, records: int, epochs: int) -> NDArray[np.int64]:

@@ -60,6 +60,8 @@ class Plan:
     weather: Weather
     kept_pushes: int
     """How many pushes to each server a worker has room for."""
+    keeps_memory: bool
+    """Whether the memory of servers outlives their processes, mostly."""
     faults: tuple[Fault, ...] = field(default=())
 
     @property
@@ -211,11 +213,13 @@ def plan_of(seed: int, strategy: str) -> Plan:
             **({"latency_s": 0.3, "spread": 1.0} if far else {}),
         ),
         kept_pushes=_kept_pushes(seed) if spec.keeps_pushes else 0,
+        keeps_memory=_keeps_memory(seed, strategy),
         faults=(
             *(() if calm else _faults(draw, strategy, size.steps)),
             *(stragglers if slow else ()),
             *_master_faults(strategy, seed, size.steps),
             *_resizes(strategy, seed, size.steps),
+            *_losses(strategy, seed, size.steps),
         ),
     )
 
@@ -223,6 +227,13 @@ def plan_of(seed: int, strategy: str) -> Plan:
 def _kept_pushes(seed: int) -> int:
     # Drawn apart, so that seeds keep the rest of their jobs.
     return random.Random(f"kept pushes {seed}").choice([ALL_KEPT, ALL_KEPT, 1, 5, 30])
+
+
+def _keeps_memory(seed: int, strategy: str) -> bool:
+    """Whether servers find the memory of the process before: with steps, all depends on it."""
+    if strategy != STEPS or seed in old_seeds_of(strategy):
+        return False
+    return random.Random(f"kept memory {seed}").random() < 0.5
 
 
 def _autoscales(seed: int, strategy: str, size: _Size) -> bool:
@@ -379,6 +390,33 @@ def _resizes(strategy: str, seed: int, steps: int) -> tuple[Fault, ...]:
     return tuple(found)
 
 
+def _losses(strategy: str, seed: int, steps: int) -> tuple[Fault, ...]:
+    """Servers are lost after a checkpoint, which the next ones may be unable to read."""
+    # Drawn apart, so that seeds keep the rest of their jobs.
+    draw = random.Random(f"losses {strategy} {seed}")
+    if strategy != STEPS or seed in old_seeds_of(strategy) or draw.random() < 0.5:
+        return ()
+
+    def fault(kind: str, after_steps: int) -> Fault:
+        at_s = round(draw.choice([0.0, 0.01, 1.0, 5.0]) * draw.random(), 4)
+        return Fault(kind, at_s, draw.random(), round(_spread(draw, 0.3, 15), 3), after_steps)
+
+    found = []
+    for _ in range(draw.choice([1, 1, 2, 3])):
+        after_steps = draw.randint(0, max(1, steps * 2 // 3))
+        found.append(fault("checkpoint", after_steps))
+        found += [
+            fault(kind, draw.randint(after_steps, after_steps + max(1, steps // 3)))
+            for kind in draw.choices(_LOSSES, k=draw.choice([1, 2, 2, 3]))
+        ]
+    return tuple(found)
+
+
+_LOSSES = (
+    *("kill server",) * 4,
+    *("kill server in a step",) * 2,
+    *("damage", "checkpoint", "kill", "kill master", "kill master in a step", "slow push"),
+)
 _STRAGGLERS = ("slow", "slow", "slow", "hang", "hang", "stop", "slow server", "stop server")
 
 

@@ -63,6 +63,10 @@ class World:
         self.disk = Disk()
         self.truth = Truth(self)
         self.servers: dict[str, servers.Server] = {}
+        self.memories: dict[int, servers.Server] = {}
+        """By index, the server that ended and whose memory its next process finds."""
+        self.memory_numbers = itertools.count(1)
+        self.draws_memories = random.Random(f"memories {plan.number}")
         self.workers: dict[ProcessName, SimulatedWorker] = {}
         self.told: list[tuple[float, str]] = []
         self.steps = 0
@@ -78,6 +82,8 @@ class World:
         self.clients: list[Client] = []
         self.journal = Journal(self)
         self.draws_images = random.Random(f"images {plan.number}")
+        self.server_tears: list[None] = []
+        """The next servers that are told to apply a step are killed before they do."""
         self.master_tears: list[_Tear] = []
         """Moments at which the master is to be killed."""
         self._masters: list[Master] = []
@@ -248,6 +254,14 @@ class World:
     def _strike(self, fault: Fault) -> None:
         if fault.kind.startswith("kill master"):
             self._strike_master(fault)
+            return
+        if fault.kind == "kill server in a step":
+            self.server_tears.append(None)
+            return
+        if fault.kind == "damage":
+            # Of a job that keeps one checkpoint there is no other.
+            if self.plan.spec.checkpoint.keep_checkpoint_max != 1:
+                self.disk.damage_newest(int(fault.draw * self.plan.servers))
             return
         role = Role.PS if fault.kind.endswith("server") else Role.WORKER
         there = sorted(
