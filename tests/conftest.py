@@ -8,6 +8,7 @@ import csv
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -177,17 +178,18 @@ class Job:
             self._client[1].close()
             self._client = None
 
-    def pids(self, role: str) -> list[int]:
-        """Process ids of the live processes of a role, by their environment."""
+    def pids(self, role: str, index: int | None = None) -> list[int]:
+        """Process ids of the live processes of a role, or of an index, by their environment."""
+        name = re.compile(
+            rf"ELASTICDL_PROCESS={role}-{r'[0-9]+' if index is None else index}(\..*)?"
+        )
         found = []
         for environ in Path("/proc").glob("[0-9]*/environ"):
             try:
                 entries = environ.read_bytes().split(b"\0")
             except OSError:
                 continue
-            wanted = any(
-                entry.startswith(f"ELASTICDL_PROCESS={role}-".encode()) for entry in entries
-            )
+            wanted = any(name.fullmatch(entry.decode(errors="replace")) for entry in entries)
             if wanted and f"ELASTICDL_JOB_DIR={self.directory}".encode() in entries:
                 found.append(int(environ.parent.name))
         return found
@@ -229,19 +231,21 @@ class Job:
         else:
             until(f"a {role} is killed", lambda: self.kill_one(role, choose))
 
-    def lose_servers(self) -> None:
-        """SIGKILL to both servers, and away with the memory that outlives them: as lost nodes."""
+    def lose_servers(self, *indices: int) -> None:
+        """SIGKILL to servers, and away with the memory that outlives them: as lost nodes."""
         supervisor = json.loads((self.directory / "supervisor.json").read_text())["pid"]
         os.kill(supervisor, signal.SIGSTOP)  # It would start the next ones meanwhile.
         try:
-            for pid in self.pids("ps"):
-                os.kill(pid, signal.SIGKILL)
+            for index in indices:
+                for pid in self.pids("ps", index):
+                    os.kill(pid, signal.SIGKILL)
+            names = [f"/memfd:elasticdl-ps-{index}" for index in indices]
             files = [
                 one
                 for one in Path(f"/proc/{supervisor}/fd").iterdir()
-                if os.readlink(one).startswith("/memfd:elasticdl-ps-")
+                if os.readlink(one).partition(" ")[0] in names
             ]
-            assert len(files) == 2
+            assert len(files) == len(indices)
             for file in files:
                 os.truncate(file, 0)
         finally:

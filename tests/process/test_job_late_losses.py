@@ -117,7 +117,7 @@ def test_all_servers_killed_in_the_final_evaluation_keep_their_weights_or_get_a_
 
     held.job.wait_until("the log has both", lambda _: len(told()) == 2, LIMIT_S)
     assert all("no update of its part was lost" in one for one in told()), told()
-    held.job.lose_servers()
+    held.job.lose_servers(0, 1)
     held.release()
     code, output = held.job.finish(LIMIT_S)
     assert code == 0, output
