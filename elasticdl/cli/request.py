@@ -9,15 +9,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from glob import has_magic
 from pathlib import Path
 from typing import Any, final
 
 from elasticdl.cli.views.console import tell
-from elasticdl.data.sql_address import is_sql, parse_sql
+from elasticdl.data.sql_address import is_duckdb, parse_sql
 from elasticdl.data.sqlite_address import is_sqlite, parse_sqlite
-from elasticdl.errors import SpecError
+from elasticdl.errors import SpecError, UserError
 from elasticdl.flag import DATA, DIRECTORY, PLACE, Value, is_address, mark
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
@@ -149,10 +150,12 @@ def _absolute_data(origin: str) -> str:
 
     Keep addresses, and what only custom_data_reader knows, such as a table.
     """
-    if is_sqlite(origin):
-        return str(parse_sqlite(origin).absolute())
-    if is_sql(origin):
-        return str(parse_sql(origin).absolute())
+    # Addresses of another form may be those of the module's own reader; `require` refuses others.
+    with suppress(UserError):
+        if is_sqlite(origin):
+            return str(parse_sqlite(origin).absolute())
+        if is_duckdb(origin):
+            return str(parse_sql(origin).absolute())
     if is_address(origin):
         return origin
     root = origin

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from elasticdl.data.sqlite_address import is_sqlite
 from elasticdl.errors import UserError
@@ -14,6 +15,13 @@ POSTGRESQL, DUCKDB = "postgresql", "duckdb"
 _FORMS = {
     POSTGRESQL: "postgresql://HOST:PORT/DATABASE?table=SCHEMA.NAME",
     DUCKDB: "duckdb:///PATH?table=NAME, where an absolute path begins with a fourth slash",
+}
+_DEADLINES = {
+    "connect_timeout": 15,  # s, for each address of the host
+    "tcp_user_timeout": 30_000,  # ms without an acknowledgement
+    "keepalives_idle": 15,  # s of silence before the first question
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
 }
 
 
@@ -47,6 +55,11 @@ def is_sql(origin: str) -> bool:
     return origin.partition(":")[0] in _FORMS
 
 
+def is_duckdb(origin: str) -> bool:
+    """Whether an address is of a file of DuckDB."""
+    return origin.partition(":")[0] == DUCKDB
+
+
 def is_table(origin: str) -> bool:
     """Whether an address names a table, and no files."""
     return is_sqlite(origin) or is_sql(origin)
@@ -54,22 +67,40 @@ def is_table(origin: str) -> bool:
 
 def parse_sql(origin: str) -> SqlAddress:
     """The parts of an address. Raises UserError if it has another form."""
-    parts = urlsplit(origin)
-    options = parse_qsl(parts.query, keep_blank_values=True)
-    tables = [value for name, value in options if name == "table"]
-    if parts.scheme == DUCKDB:
+    kind = origin.partition(":")[0]
+    try:
+        parts = urlsplit(origin)
+    except ValueError as error:
+        raise _other_form(origin, kind) from error
+    # As they are written: libpq decodes no "+", which other programs write for a space.
+    options = parts.query.split("&") if parts.query else []
+    tables = [unquote(option[6:]) for option in options if option.startswith("table=")]
+    if kind == DUCKDB:
         fits = not parts.netloc and len(parts.path) > 1 and len(options) == 1
         database = parts.path[1:]
     else:
         # An absent host is a local socket, whose folder an option of the address may name.
         fits = len(parts.path) > 1
-        left = urlencode([option for option in options if option[0] != "table"])
-        database = urlunsplit((parts.scheme, parts.netloc, parts.path, left, ""))
-        # `urlunsplit` leaves out an empty host.
-        if not parts.netloc:
-            database = database.replace(f"{parts.scheme}:", f"{parts.scheme}://", 1)
+        left = "&".join(option for option in options if not option.startswith("table="))
+        database = f"{kind}://{parts.netloc}{parts.path}" + (f"?{left}" if left else "")
     if not fits or len(tables) != 1 or not all(tables[0].split(".")) or parts.fragment:
-        raise UserError(
-            f"{origin} is not the address of a table", hint=f"expected {_FORMS[parts.scheme]}"
-        )
-    return SqlAddress(parts.scheme, database, tables[0])
+        raise _other_form(origin, kind)
+    return SqlAddress(kind, database, tables[0])
+
+
+def with_deadlines(database: str, environment: Mapping[str, str]) -> str:
+    """The URI of a PostgreSQL with limits on a connection that is silent.
+
+    Those that the URI or the environment gives stay.
+    """
+    beginning, _, query = database.partition("?")
+    options = query.split("&") if query else []
+    given = {option.partition("=")[0] for option in options}
+    if environment.get("PGCONNECT_TIMEOUT"):
+        given.add("connect_timeout")
+    options += [f"{name}={value}" for name, value in _DEADLINES.items() if name not in given]
+    return f"{beginning}?{'&'.join(options)}" if options else beginning
+
+
+def _other_form(origin: str, kind: str) -> UserError:
+    return UserError(f"{origin} is not the address of a table", hint=f"expected {_FORMS[kind]}")

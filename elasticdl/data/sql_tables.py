@@ -7,6 +7,8 @@ query.
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -21,8 +23,15 @@ from elasticdl.data.arrow_values import is_list
 from elasticdl.data.base import Block, Metadata
 from elasticdl.data.files import DataChanged
 from elasticdl.data.record_index import BLOCK_RECORDS
-from elasticdl.data.sql_address import DUCKDB, POSTGRESQL, SqlAddress
-from elasticdl.data.table_keys import TableKeys, TableParams, fences_query, quoted, without_gaps
+from elasticdl.data.sql_address import DUCKDB, POSTGRESQL, SqlAddress, with_deadlines
+from elasticdl.data.table_keys import (
+    KeyRange,
+    TableKeys,
+    TableParams,
+    fences_query,
+    quoted,
+    without_gaps,
+)
 from elasticdl.errors import TransientError, UserError
 from elasticdl.formatting import amount
 from elasticdl.shard import Shard, Source
@@ -36,7 +45,13 @@ _PACKAGES = {
     DUCKDB: ("adbc_driver_manager", "duckdb"),
     POSTGRESQL: ("adbc_driver_manager", "adbc_driver_postgresql"),
 }
-_FINAL = re.compile(r"FATAL: +(?:password|role|database|no pg_hba|permission)|no password supplied")
+_PASSES = ("08", "40", "53", "57P")
+"""Beginnings of the SQLSTATEs that repetition mends: connection, conflict, resources, restart."""
+_REFUSED_LOGIN = re.compile(
+    r"FATAL: +(?:password|role|database|no pg_hba|permission)|no password supplied"
+)
+"""libpq gives a connection that fails no SQLSTATE. In another language such an error repeats."""
+_IN_RANGE = "elasticdl: records in this range"
 _LOGIN = (
     "give the processes what the driver reads of the environment, such as PGUSER, PGPASSWORD or"
     " PGPASSFILE"
@@ -47,8 +62,9 @@ _LOGIN = (
 class SqlReader:
     """Reader of one table; see Reader.
 
-    It has a connection while it reads a shard. While a job runs, it repeats what the network or a
-    restart of the database broke off. Raises TransientError after 90 seconds without an answer.
+    It has a connection while it reads a shard. While a job runs, it repeats a query that the
+    network or a restart of the database broke off, and raises TransientError once that has failed
+    for 90 seconds. How long a query may take is up to driver and database; see `_connected`.
     """
 
     def __init__(
@@ -96,8 +112,10 @@ class SqlReader:
         """The table with its number of records. Raises UserError if keys are missing or repeat."""
         if self._source is None:
             with closing(self):
-                first, last = self._ends()
-                self._source = Source(self._name, self._count(), f"{first} to {last}")
+                first, _ = self._ends()
+                records = self._count(first)
+                self._keys, fingerprint = self._look_at_keys(records)
+                self._source = Source(self._name, records, fingerprint)
         return (self._source,)
 
     def read(self, shard: Shard) -> Iterator[Block]:
@@ -107,35 +125,28 @@ class SqlReader:
             raise DataChanged(
                 f"the data changed during the job: it has {source}, but a shard is {shard}"
             )
-        names = ", ".join(map(quoted, self._columns))
         begin = shard.begin
         with closing(self):
             keys = self._known_keys(source)
             while begin < shard.end:
-                key, skip = keys.at(begin)
-                count = min(BLOCK_RECORDS - skip, shard.end - begin)
-                table = self._fetched(f"SELECT {names} {self._after(count, skip)}", (key,))
-                if table.num_rows != count:
-                    raise DataChanged(
-                        f"{self._name} changed: it has {amount(table.num_rows, 'record')} from"
-                        f" record {begin} on, expected {count}",
-                        hint="do not change the table while a job runs",
-                    )
+                count = min(BLOCK_RECORDS - begin % BLOCK_RECORDS, shard.end - begin)
+                table = self._records(keys.range(begin, count), begin, count)
                 place = partial(self._place, begin)
                 yield block_of(table, self._lengths, self._fill_null, place)
                 begin += count
 
     def place(self, source: str, number: int) -> str:
         """The key of a record."""
-        (counted,) = self.sources()
         with closing(self):
-            key, skip = self._known_keys(counted).at(number)
-            query = f"SELECT {self._key} AS k {self._after(1, skip)}"
-            (value,) = self._fetched(query, (key,)).column("k").to_pylist()
-        return f"{self._name}: {self._key} {value}"
+            return self._place(number, 0)
 
     def _place(self, first: int, row: int) -> str:
-        return self.place(self._name, first + row)
+        number = first + row
+        (source,) = self.sources()
+        keys = self._known_keys(source).range(number, 1)
+        query = f"SELECT {self._key} AS k {self._within(keys)} LIMIT 1 OFFSET {keys.skip}"
+        (value,) = self._fetched(query, keys.ends).column("k").to_pylist()
+        return f"{self._name}: {self._key} {value}"
 
     def close(self) -> None:
         """Close the connection; the next query opens another."""
@@ -144,13 +155,34 @@ class SqlReader:
             with suppress(UserError, ConnectionError), self._errors():
                 connection.close()
 
-    def _after(self, count: int, skip: int) -> str:
-        return (
-            f"FROM {self._table} WHERE {self._key} >= $1 ORDER BY {self._key}"
-            f" LIMIT {count} OFFSET {skip}"
-        )
+    def _records(self, keys: KeyRange, begin: int, count: int) -> pa.Table:
+        """Raises DataChanged if the range of keys has another number of records than before."""
+        names = ", ".join(map(quoted, self._columns))
+        if keys.records == count:
+            table = self._fetched(f"SELECT {names} {self._within(keys)}", keys.ends)
+            found = table.num_rows
+        else:
+            # One query for both, so that the count is that of these records.
+            table = self._fetched(
+                f"SELECT {names}, COUNT(*) OVER () AS {quoted(_IN_RANGE)} {self._within(keys)}"
+                f" LIMIT {count} OFFSET {keys.skip}",
+                keys.ends,
+            )
+            counts = table.column(len(self._columns)).to_pylist()
+            found = int(counts[0] or 0) if counts else 0
+            table = table.select(range(len(self._columns)))
+        if found != keys.records:
+            raise DataChanged(
+                f"{self._name} changed: the keys around record {begin} have"
+                f" {amount(found, 'record')}, expected {keys.records}",
+                hint="do not change the table while a job runs",
+            )
+        return table
 
-    def _count(self) -> int:
+    def _within(self, keys: KeyRange) -> str:
+        return f"FROM {self._table} WHERE {keys.condition(self._key)} ORDER BY {self._key}"
+
+    def _count(self, first: int | str | None) -> int:
         counts = f"COUNT(*) AS records, COUNT(DISTINCT {self._key}) AS keys"
         (row,) = self._fetched(f"SELECT {counts} FROM {self._table}").to_pylist()
         if row["records"] == 0:
@@ -161,7 +193,27 @@ class SqlReader:
                 f" {amount(row['keys'], 'value')} in {amount(row['records'], 'record')}",
                 hint="name a column that is different in each record with key=NAME",
             )
-        return int(row["records"])
+        records = int(row["records"])
+        if isinstance(first, str):
+            query = f"SELECT COUNT(*) AS n FROM {self._table} WHERE {self._key} >= $1"
+            found = int(self._fetched(query, (first,)).column("n").to_pylist()[0] or 0)
+            if found != records:
+                # Such as of CHAR(9), which another rule compares with a parameter.
+                raise UserError(
+                    f"{self._name}: key {self._key} has {amount(found, 'record')} from its first"
+                    f" value {first!r} on, and {amount(records, 'record')} in all",
+                    hint="a key has integers or text of the type TEXT or VARCHAR",
+                )
+        return records
+
+    def _look_at_keys(self, records: int) -> tuple[TableKeys, str]:
+        """The keys, and a fingerprint by which processes see that they have the same ones."""
+        first, last = self._ends()
+        if without_gaps(first, last, records):
+            return TableKeys(records, first, None), f"{first} to {last}"
+        fences = self._fetched(fences_query(self._key, self._table)).column("k").to_pylist()
+        digest = hashlib.sha256(repr(fences).encode()).hexdigest()[:16]
+        return TableKeys(records, first, fences), f"{first} to {last} ({digest})"
 
     def _ends(self) -> tuple[Any, Any]:
         ends = f"MIN({self._key}) AS first, MAX({self._key}) AS last"
@@ -176,17 +228,14 @@ class SqlReader:
 
     def _known_keys(self, source: Source) -> TableKeys:
         if self._keys is None:
-            first, last = self._ends()
-            if source.fingerprint != f"{first} to {last}":
+            keys, fingerprint = self._look_at_keys(source.records)
+            if source.fingerprint != fingerprint:
                 raise DataChanged(
-                    f"{self._name} changed: it had the keys {source.fingerprint}, now {first} to"
-                    f" {last}",
+                    f"{self._name} changed: it had the keys {source.fingerprint}, now"
+                    f" {fingerprint}",
                     hint="do not change the table while a job runs",
                 )
-            fences = None
-            if not without_gaps(first, last, source.records):
-                fences = self._fetched(fences_query(self._key, self._table)).column("k").to_pylist()
-            self._keys = TableKeys(first, fences)
+            self._keys = keys
         return self._keys
 
     def _first_length(self, column: str) -> int:
@@ -220,9 +269,14 @@ class SqlReader:
             yield
         except Error as error:
             text = " ".join(str(error).split())
-            if isinstance(error, OperationalError) and not _FINAL.search(text):
+            state = error.sqlstate or ""
+            login = state.startswith("28") or (not state and bool(_REFUSED_LOGIN.search(text)))
+            # The driver makes most states a ProgrammingError.
+            if state.startswith(_PASSES) or (
+                isinstance(error, OperationalError) and not state and not login
+            ):
                 raise ConnectionError(text) from error
-            hint = _LOGIN if _FINAL.search(text) else "check the address and the parameters"
+            hint = _LOGIN if login else "check the address and the parameters"
             raise UserError(f"{self._name}: the database refuses it: {text}", hint=hint) from error
 
     def _attempt(self, call: Callable[[], T]) -> T:
@@ -269,7 +323,7 @@ def _connected(address: SqlAddress) -> Connection:
     from adbc_driver_postgresql import dbapi
 
     # Otherwise a connection that waits would keep a transaction open.
-    return dbapi.connect(address.database, autocommit=True)
+    return dbapi.connect(with_deadlines(address.database, os.environ), autocommit=True)
 
 
 def _plain(table: pa.Table) -> pa.Table:

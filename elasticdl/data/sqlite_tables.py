@@ -249,10 +249,11 @@ class SqliteReader:
                     database, f"SELECT MIN({self._key}), MAX({self._key}) FROM {table}"
                 )
                 if without_gaps(first, last, records):
-                    self._keys = TableKeys(first, None)
+                    self._keys = TableKeys(records, first, None)
                 else:
                     query = fences_query(self._key, table)
-                    self._keys = TableKeys(first, [key for (key,) in database.execute(query)])
+                    fences = [key for (key,) in database.execute(query)]
+                    self._keys = TableKeys(records, first, fences)
         return self._keys
 
     def _rows(

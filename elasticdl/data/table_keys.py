@@ -23,12 +23,38 @@ class TableParams:
 
 @final
 @dataclass(frozen=True, slots=True)
+class KeyRange:
+    """Keys from `first` up to `end`, which `inclusive` says is one of them; None is no end.
+
+    They are those of `records` records, of which the wanted ones come after `skip` others.
+    """
+
+    first: Any
+    end: Any
+    inclusive: bool
+    records: int
+    skip: int
+
+    @property
+    def ends(self) -> tuple[Any, ...]:
+        """The parameters of `condition`."""
+        return (self.first,) if self.end is None else (self.first, self.end)
+
+    def condition(self, key: str) -> str:
+        """The SQL of it; `key` is quoted."""
+        upper = "" if self.end is None else f" AND {key} {'<=' if self.inclusive else '<'} $2"
+        return f"{key} >= $1{upper}"
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class TableKeys:
     """Records are at the keys from `first` on without a gap, or after the `fences`.
 
     A fence is the key of each BLOCK_RECORDS-th record.
     """
 
+    records: int
     first: Any
     fences: Sequence[Any] | None
 
@@ -38,6 +64,19 @@ class TableKeys:
             return self.first + number, 0
         fence, skip = divmod(number, BLOCK_RECORDS)
         return self.fences[fence], skip
+
+    def range(self, begin: int, count: int) -> KeyRange:
+        """A range that has `count` records from `begin` on: these alone, or one whole block.
+
+        A range with an end cannot pass over records that were inserted or deleted before it.
+        """
+        key, skip = self.at(begin)
+        if self.fences is None:
+            return KeyRange(key, key + count - 1, True, count, 0)
+        following = begin // BLOCK_RECORDS + 1
+        end = self.fences[following] if following < len(self.fences) else None
+        records = min(BLOCK_RECORDS, self.records - (begin - skip))
+        return KeyRange(key, end, False, records, skip)
 
 
 def without_gaps(first: object, last: object, records: int) -> bool:

@@ -35,14 +35,16 @@ class Server:
     folder: Path
 
     def start(self) -> None:
-        options = f"-k {self.folder} -c listen_addresses='' -c fsync=off"
+        options = f"-k {self.folder} -c listen_addresses='' -c fsync=off -c lc_messages=C"
         self._control("start", "--wait", f"--log={self.folder / 'log'}", f"--options={options}")
 
-    def stop(self) -> None:
-        self._control("stop", "--mode=immediate")
+    def stop(self, mode: str = "immediate") -> None:
+        self._control("stop", f"--mode={mode}")
 
     def make(self) -> None:
-        self._run("initdb", "-D", "data", "--auth=trust", "--username=ed", "--no-sync")
+        # What is not given here comes from the environment.
+        places = ("--locale=C.UTF-8", "--encoding=UTF8")
+        self._run("initdb", "-D", "data", "--auth=trust", "--username=ed", "--no-sync", *places)
 
     def _control(self, verb: str, *arguments: str) -> None:
         self._run("pg_ctl", verb, "--pgdata=data", "--timeout=60", *arguments)
@@ -78,8 +80,8 @@ def server() -> Iterator[Server]:
             "in CI these tests must run, but there is no PostgreSQL: see scripts/test-programs"
         )
         pytest.skip("there is no PostgreSQL: see scripts/test-programs")
-    # Below pytest's own folder no other user may look.
-    folder = Path(tempfile.mkdtemp(prefix="elasticdl-pg-"))
+    # Below pytest's own folder no other user may look, and the path of a socket is short.
+    folder = Path(tempfile.mkdtemp(prefix="elasticdl-pg-", dir="/tmp"))
     if os.getuid() == 0:
         shutil.chown(folder, "nobody", "nogroup")
     server = Server(found, folder)
@@ -93,6 +95,18 @@ def server() -> Iterator[Server]:
                 "INSERT INTO t SELECT i, i / 4.0, 'w' || i, '\\x00ff', true, '1970-01-03', '{1,2}',"
                 f" '00000000-0000-0000-0000-000000000001' FROM generate_series(1, {RECORDS}) AS i",
                 "CREATE SCHEMA s",
+                "CREATE TABLE padded (id CHAR(9))",
+                "INSERT INTO padded SELECT 'w' || i FROM generate_series(1, 3) AS i",
+                "CREATE SEQUENCE looks",
+                # A sequence does not go back with a transaction that fails.
+                "CREATE FUNCTION fails_once(state TEXT) RETURNS BOOL VOLATILE LANGUAGE plpgsql AS"
+                " $$ BEGIN IF nextval('looks') = 1 THEN RAISE 'once' USING ERRCODE = state; END IF;"
+                " RETURN true; END $$",
+                *(
+                    f"CREATE VIEW once_{state} AS SELECT id FROM t"
+                    f" WHERE id <= 10 AND fails_once('{state}')"
+                    for state in ("57P01", "40001", "53100", "08006", "57014", "42501")
+                ),
                 "CREATE VIEW s.v AS SELECT word AS k, id FROM t WHERE id <= 4500",
             )
             yield server
@@ -148,10 +162,33 @@ def test_what_the_server_refuses_is_told_at_once(
         open_reader(server.origin(table, database), {"key": "id"})
 
 
-def test_a_restart_of_the_server_repeats_and_loses_no_record(server: Server) -> None:
+def test_a_key_that_a_parameter_is_not_compared_with_in_its_order_is_refused(
+    server: Server,
+) -> None:
+    with pytest.raises(UserError, match='key "id" has 2 records from its first value') as caught:
+        open_reader(server.origin("padded"), {"key": "id"}).sources()
+    assert "TEXT or VARCHAR" in caught.value.hint
+
+
+@pytest.mark.parametrize("state", ["57P01", "40001", "53100", "08006"])
+def test_what_passes_is_repeated(server: Server, state: str) -> None:
+    server.execute("SELECT setval('looks', 1, false)")
+    (source,) = open_reader(server.origin(f"once_{state.lower()}"), {"key": "id"}).sources()
+    assert source.records == 10
+
+
+@pytest.mark.parametrize("state", ["57014", "42501"])
+def test_what_does_not_pass_is_told_at_once(server: Server, state: str) -> None:
+    server.execute("SELECT setval('looks', 1, false)")
+    with pytest.raises(UserError, match="database refuses it: .*once"):
+        open_reader(server.origin(f"once_{state}"), {"key": "id"}).sources()
+
+
+@pytest.mark.parametrize("mode", ["immediate", "fast"])
+def test_a_restart_of_the_server_repeats_and_loses_no_record(server: Server, mode: str) -> None:
     found = blocks(server.origin("t"), "id")
     ids = next(found).records["id"].tolist()
-    server.stop()
+    server.stop(mode)
     server.start()
     for block in found:
         ids += block.records["id"].tolist()
