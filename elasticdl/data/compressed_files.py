@@ -1,8 +1,9 @@
 """CSV and TFRecord files that are compressed as a whole: a decompressed copy is read instead.
 
 No part of such a file can be read without all that is before it. So each machine decompresses a
-file once, when it first needs it, into `decompressed` beside the indexes of `index_cache`. Messages
-name the compressed file.
+file once, when it first needs it, into `decompressed` beside the indexes of `index_cache`. A copy
+ends with a mark and its size, so that one that is cut off is made again. Messages name the
+compressed file.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 import hashlib
 import io
 import itertools
+import logging
 import os
+import struct
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +31,12 @@ from elasticdl.flag import is_address
 
 _CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 _PIECE_BYTES = 4 << 20
+_MARK = b"edlwhole"
+_END = struct.Struct("<8sQ")
+"""The end of a copy: the mark, and the bytes before it."""
 _TIDY_EVERY = 64
 _made = itertools.count()
+_log = logging.getLogger(__name__)
 
 
 def is_compressed(path: str) -> bool:
@@ -50,6 +57,7 @@ class DecompressedFile:
     compressed: DataFile
     copy: Path
     size_bytes: int
+    moving: Callable[[], None]
 
     @property
     def path(self) -> str:
@@ -77,7 +85,7 @@ class DecompressedFile:
     @contextmanager
     def opened(self) -> Iterator[LocalOpenFile]:
         """See `DataFile.opened`. Makes the copy again if somebody has removed it."""
-        _ensure(self.compressed, self.copy)
+        _ensure(self.compressed, self.copy, self.moving)
         with LocalFile(str(self.copy), self.size_bytes, 0).opened() as opened:
             yield opened
 
@@ -93,8 +101,10 @@ class CompressedFormat:
     Raises UserError for a damaged file, PermanentError if the cache has no room.
     """
 
-    def __init__(self, inner: FileFormat) -> None:
+    def __init__(self, inner: FileFormat, moving: Callable[[], None] = lambda: None) -> None:
+        """`moving` is called after each piece that is decompressed, in the thread that needs it."""
         self._inner = inner
+        self._moving = moving
         self._files: dict[str, DataFile] = {}
 
     def metadata(self, file: DataFile) -> Metadata:
@@ -126,18 +136,19 @@ class CompressedFormat:
             identity = f"{os.getuid()} {name} {file.fingerprint}"
             key = hashlib.sha256(identity.encode()).hexdigest()[:32]
             copy = index_cache.root() / "decompressed" / f"{key}{index_cache.COPY}"
-            size = _ensure(file, copy)
+            size = _ensure(file, copy, self._moving)
             if size == 0:
                 raise UserError(f"{file.path} has no records")
-            self._files[file.path] = DecompressedFile(file, copy, size)
+            self._files[file.path] = DecompressedFile(file, copy, size, self._moving)
         return self._files[file.path]
 
 
-def _ensure(file: DataFile, copy: Path) -> int:
-    """Make the copy if it is not there; return its bytes."""
-    with suppress(FileNotFoundError):
-        size = copy.stat().st_size
-        index_cache.touch(copy)
+def _ensure(file: DataFile, copy: Path, moving: Callable[[], None]) -> int:
+    """Make the copy if there is no whole one; return the bytes of the data in it."""
+    size = _size_if_whole(copy)
+    if size is not None:
+        with _harmless("note the use of", copy):
+            index_cache.touch(copy)
         return size
     try:
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -145,28 +156,53 @@ def _ensure(file: DataFile, copy: Path) -> int:
         descriptor, temporary = tempfile.mkstemp(dir=copy.parent, suffix=".tmp")
         try:
             with os.fdopen(descriptor, "wb") as out:
-                _decompress(file, out)
+                _decompress(file, out, moving)
                 size = out.tell()
+                out.write(_END.pack(_MARK, size))
+                out.flush()
+                # After a crash of the machine the name could otherwise have a file without bytes.
+                os.fsync(out.fileno())
             file.check_unchanged()
             # Atomic: of two processes that decompress a file, each gets a whole copy.
             os.replace(temporary, copy)
         except BaseException:
             os.unlink(temporary)
             raise
-        if next(_made) % _TIDY_EVERY == 0:
-            # Copies of a job in progress must stay, whatever their size.
-            index_cache.prune(
-                copy.parent, spared=copy, files_max=sys.maxsize, bytes_max=sys.maxsize
-            )
     except OSError as error:
         raise PermanentError(
             f"cannot decompress {file.path} to {copy.parent}: {error.strerror or error}",
             hint="free disk space, or set ELASTICDL_CACHE_DIR to a directory with more",
         ) from error
+    if next(_made) % _TIDY_EVERY == 0:
+        with _harmless("tidy", copy.parent):
+            # Copies of a job in progress must stay, whatever their size.
+            index_cache.prune(
+                copy.parent, spared=copy, files_max=sys.maxsize, bytes_max=sys.maxsize
+            )
     return size
 
 
-def _decompress(file: DataFile, out: IO[bytes]) -> None:
+def _size_if_whole(copy: Path) -> int | None:
+    """The bytes of the data in a copy; None if it is not there, cut off, or cannot be read."""
+    with suppress(OSError), copy.open("rb") as file:
+        size = file.seek(0, os.SEEK_END) - _END.size
+        if size >= 0:
+            file.seek(size)
+            if file.read() == _END.pack(_MARK, size):
+                return size
+    return None
+
+
+@contextmanager
+def _harmless(what: str, path: Path) -> Iterator[None]:
+    """Log an error of the file system, which costs the job nothing."""
+    try:
+        yield
+    except OSError as error:
+        _log.warning("cannot %s %s: %s", what, path, error)
+
+
+def _decompress(file: DataFile, out: IO[bytes], moving: Callable[[], None]) -> None:
     # It takes 0.2 s to import.
     import pyarrow as pa
 
@@ -179,6 +215,7 @@ def _decompress(file: DataFile, out: IO[bytes]) -> None:
         stream = pa.CompressedInputStream(pa.PythonFile(_Pieces(pieces), mode="r"), codec)
         while data := _read(stream, file.path):
             out.write(data)
+            moving()
 
 
 def _read(stream: Any, path: str) -> bytes:  # noqa: ANN401 - pyarrow

@@ -14,7 +14,8 @@ from elasticdl.errors import UserError
 from elasticdl.formatting import amount
 from elasticdl.shard import Shard, Source
 
-_FILES_AT_ONCE = 32
+FILES_AT_ONCE = 32
+"""Of small files, each of which takes about as long as a thread costs."""
 
 Counting: TypeAlias = Callable[[int, int], None]
 """Receives (files counted, files in all)."""
@@ -60,14 +61,19 @@ class FileReader:
         max_bad_records: int = 0,
         counted: Mapping[str, Source] | None = None,
         counting: Counting = lambda done, files: None,
+        files_at_once: int = FILES_AT_ONCE,
     ) -> None:
-        """`sources` calls `counting` with the number of counted files, and of all files."""
+        """`sources` calls `counting` with the number of counted files, and of all files.
+
+        It does so after each `files_at_once`, which one thread counts.
+        """
         self._paths = dict.fromkeys(paths)
         self._first = paths[0]
         self._format = form
         self._max_bad_records = max_bad_records
         self._counted = counted or {}
         self._counting = counting
+        self._files_at_once = files_at_once
         self._files: dict[str, DataFile] = {}
         self._metadata: Metadata | None = None
 
@@ -91,9 +97,9 @@ class FileReader:
         files = self._look_at(list(self._paths))
         digested = with_digest(files)
         self._metadata = self.metadata  # the threads below compare with it
-        # Give each thread task many files: its overhead equals several small files.
         parts = [
-            slice(begin, begin + _FILES_AT_ONCE) for begin in range(0, len(files), _FILES_AT_ONCE)
+            slice(begin, begin + self._files_at_once)
+            for begin in range(0, len(files), self._files_at_once)
         ]
         counted: list[Source] = []
         with ThreadPoolExecutor(min(8, len(parts), os.cpu_count() or 1)) as pool:

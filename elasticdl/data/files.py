@@ -274,7 +274,8 @@ def refuse_compressed(path: str, beginning: bytes) -> None:
                 f"{path} is compressed with {name}, so workers cannot read parts of it",
                 hint=(
                     f"decompress it with {tool}; CSV and TFRecord files are read as they are if"
-                    f" their names end with {suffix}"
+                    f" their names end with .csv{suffix} or .tfrecord{suffix}, or with {suffix} and"
+                    ' --data-reader-params says "format=csv"'
                 ),
             )
 

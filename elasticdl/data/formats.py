@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import final
 
 from elasticdl.data.base import Reader
 from elasticdl.data.compressed_files import CompressedFormat, is_compressed, name_inside
 from elasticdl.data.csv_files import CsvDialect, CsvFormat
-from elasticdl.data.file_reader import Counting, FileFormat, FileReader
+from elasticdl.data.file_reader import FILES_AT_ONCE, Counting, FileFormat, FileReader
 from elasticdl.data.files import refuse_compressed
 from elasticdl.data.origins import expand, look_at
 from elasticdl.data.sql_address import is_table, parse_sql
@@ -109,6 +109,7 @@ def open_reader(
     max_bad_records: int = 0,
     counted: Sequence[Source] = (),
     counting: Counting = lambda done, files: None,
+    moving: Callable[[], None] = lambda: None,
 ) -> Reader:
     """Open the files of one format that `origin` names: a file, a directory or a glob.
 
@@ -120,7 +121,8 @@ def open_reader(
 
     `counted` are the sources of the job. Files that came later are ignored. A file that differs
     from its state when its records were counted is an error as soon as it is opened. `counting`
-    receives the number of files that `sources()` has counted.
+    receives the number of files that `sources()` has counted. `moving` is called after each piece
+    of a compressed file, in the thread that decompresses it.
 
     Raises:
         UserError: data does not exist, formats are mixed, or a parameter is unknown.
@@ -143,10 +145,16 @@ def open_reader(
 
             return read_npy(origin, present, names, sources.get(origin))
         case _:
-            made = _with_compressed(file_format, paths, _file_format(file_format, paths, left))
+            made = _file_format(file_format, paths, left)
             left.finish(file_format)
+            compressed = file_format in _COMPRESSIBLE and any(map(is_compressed, paths))
             reader = FileReader(
-                paths, made, max_bad_records=max_bad_records, counted=sources, counting=counting
+                paths,
+                CompressedFormat(made, moving) if compressed else made,
+                max_bad_records=max_bad_records,
+                counted=sources,
+                counting=counting,
+                files_at_once=1 if compressed else FILES_AT_ONCE,
             )
     return reader
 
@@ -187,12 +195,6 @@ def _file_format(form: Format, paths: tuple[str, ...], params: _Params) -> FileF
             from elasticdl.data.tar_files import TarFormat
 
             return TarFormat(params.names("columns"))
-
-
-def _with_compressed(form: Format, paths: Sequence[str], made: FileFormat) -> FileFormat:
-    if form not in _COMPRESSIBLE or not any(map(is_compressed, paths)):
-        return made
-    return CompressedFormat(made)
 
 
 def _dialect(paths: tuple[str, ...], params: _Params) -> CsvDialect:

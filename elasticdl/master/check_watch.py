@@ -33,9 +33,10 @@ _BETWEEN_S = 3.0
 class CheckLimits:
     """Limits of the check.
 
-    `part_s`: how long each part may take; counted files restart the time. `still_s`: how long user
-    code may stay at one place during import and model construction. `stacks_s`: interval between
-    stack samples. `quiet_s`: interval between messages about slow progress.
+    `part_s`: how long each part may take; counted files, and pieces of compressed ones, restart the
+    time. `still_s`: how long user code may stay at one place during import and model construction.
+    `stacks_s`: interval between stack samples. `quiet_s`: interval between messages about slow
+    progress.
     """
 
     part_s: float = 600.0

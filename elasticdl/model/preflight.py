@@ -144,10 +144,12 @@ class JobPreflight:
             location = Path(kept.checkpoint_dir_for_init)
         else:
             return
-        # A damaged checkpoint is passed over when the job starts.
-        for directory in store.complete_ones(location)[:1]:
+        trains = self.spec.action is Action.TRAIN
+        # A damaged checkpoint is passed over when the job starts, which takes the one before it.
+        for directory in store.complete_ones(location):
             with suppress(Corrupted):
-                check_checkpoint(directory, dry_run.ps_model, dry_run.ring)
+                check_checkpoint(directory, dry_run.ps_model, dry_run.ring, trains=trains)
+                break
 
     def _training_records(self) -> int:
         data = self.data.get(Task.TRAINING)
@@ -210,6 +212,7 @@ class JobPreflight:
                 data.data_reader_params,
                 max_bad_records=data.max_bad_records,
                 counting=self.stages.counted,
+                moving=self.stages.moving,
             )
         records_per_task = data.records_per_task or None
         return open_custom_reader(

@@ -29,7 +29,7 @@ class Stages:
     def __init__(self, channel: TextIO | None = None, mark: str = "") -> None:
         """`mark` begins each line."""
         self._channel, self._mark = channel, mark
-        self._counted_s = 0.0
+        self._counted_s = self._moved_s = 0.0
         self._lock = threading.Lock()
 
     @classmethod
@@ -55,6 +55,13 @@ class Stages:
             return
         self._counted_s = now_s
         self._write({"counted": done, "files": files})
+
+    def moving(self) -> None:
+        """Report that a long read goes on, at most once a second. Threads may call it."""
+        now_s = time.monotonic()
+        if now_s - self._moved_s >= _COUNT_EVERY_S:
+            self._moved_s = now_s
+            self._write({"moving": True})
 
     def answer(self, result: object) -> None:
         """Report the result of the check, which has the key "ok"."""

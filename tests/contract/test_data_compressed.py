@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import os
 from pathlib import Path
 
 import pytest
 
-from elasticdl.data import Reader, open_reader
+from elasticdl.data import Reader, compressed_files, open_reader
 from elasticdl.errors import PermanentError, UserError
 from elasticdl.shard import Shard, ShardId
 from tests.present import array
@@ -38,7 +39,8 @@ def test_the_name_says_how_it_is_compressed_and_which_format_it_has(
     reader = open_reader(str(path), {})
     assert reader.metadata.column_names == ("a", "b")
     assert rows(reader) == [[b"%d" % i, b"%d" % -i] for i in range(1000)]
-    assert [one.read_bytes() for one in cache.iterdir()] == [TEXT]
+    (copy,) = cache.iterdir()
+    assert copy.read_bytes().startswith(TEXT)
 
 
 def test_a_bad_record_has_the_line_and_the_name_of_the_compressed_file(tmp_path: Path) -> None:
@@ -56,11 +58,52 @@ def test_a_copy_is_made_once_and_again_if_it_is_gone(tmp_path: Path, cache: Path
     (copy,) = cache.iterdir()
     made = copy.stat().st_ino
     assert rows(open_reader(str(path), {})) == expected and copy.stat().st_ino == made
-    copy.unlink()
-    assert rows(reader) == expected
+    for spoil in (Path.unlink, lambda path: os.truncate(path, 4000)):
+        spoil(copy)
+        assert rows(reader) == expected
+        spoil(copy)
+        assert rows(open_reader(str(path), {})) == expected
     # A new file of the same name has a copy of its own.
     path.write_bytes(gzip.compress(TEXT + b"7\t8\n"))
     assert len(rows(open_reader(str(path), {}))) == 1001
+
+
+def test_each_piece_and_each_file_of_the_count_is_reported(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / f"{name}.tsv.gz").write_bytes(gzip.compress(b"a\tb\n" + b"1\t2\n" * 1_200_000))
+    pieces: list[bool] = []
+    counts: list[tuple[int, int]] = []
+    open_reader(
+        str(tmp_path / "*.gz"),
+        {},
+        counting=lambda done, files: counts.append((done, files)),
+        moving=lambda: pieces.append(True),
+    ).sources()
+    # Of 4 MiB at most.
+    assert len(pieces) == 3 * 2 and counts == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_a_name_without_a_format_is_told_which_names_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "part-00000.gz"
+    path.write_bytes(gzip.compress(TEXT))
+    with pytest.raises(UserError) as caught:
+        open_reader(str(path), {})
+    assert "end with .csv.gz or .tfrecord.gz, or with .gz and" in caught.value.hint
+    assert '"format=csv"' in caught.value.hint
+    assert len(rows(open_reader(str(path), {"format": "csv"}))) == 1000
+
+
+def test_what_cannot_be_removed_costs_the_job_nothing(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compressed_files, "_TIDY_EVERY", 1)
+    folder = cache / "old.copy"
+    folder.mkdir(parents=True)
+    os.utime(folder, (0, 0))
+    path = tmp_path / "data.tsv.gz"
+    path.write_bytes(gzip.compress(TEXT))
+    assert len(rows(open_reader(str(path), {}))) == 1000
+    assert f"cannot tidy {cache}" in caplog.text
 
 
 @pytest.mark.parametrize("cut", [5, 40, 1])

@@ -180,7 +180,7 @@ def test_what_passes_is_repeated(server: Server, state: str) -> None:
 @pytest.mark.parametrize("state", ["57014", "42501"])
 def test_what_does_not_pass_is_told_at_once(server: Server, state: str) -> None:
     server.execute("SELECT setval('looks', 1, false)")
-    with pytest.raises(UserError, match="database refuses it: .*once"):
+    with pytest.raises(UserError, match=r"database refuses it: .*once"):
         open_reader(server.origin(f"once_{state}"), {"key": "id"}).sources()
 
 

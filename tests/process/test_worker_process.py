@@ -167,6 +167,21 @@ def test_what_others_wait_for_is_hung_after_two_minutes_or_ten_times_the_longest
             watch.check()
 
 
+def test_long_work_that_goes_on_is_told_of_and_is_not_hung() -> None:
+    clock = ManualClock()
+    watch = HangWatch(clock)
+    with watch.owing("a part"):
+        for second in range(1000):
+            clock.advance(1.0)
+            watch.moving()
+            assert not watch.check()
+            activity = watch.activity()
+            assert second < 4 or (activity is not None and 5.0 <= activity.age_s <= 20.0)
+        clock.advance(121.0)
+        with pytest.raises(Hung):
+            watch.check()
+
+
 def test_one_that_waits_for_others_is_not_hung_and_learns_nothing_from_how_long_they_take() -> None:
     clock = ManualClock()
     watch = HangWatch(clock)

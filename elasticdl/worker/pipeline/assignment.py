@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -57,8 +58,10 @@ class Assignment:
         )
 
 
-def sources_of(assignment: Assignment, module: ModelModule) -> Sources:
-    """Readers and feeds, opened once per task."""
+def sources_of(
+    assignment: Assignment, module: ModelModule, moving: Callable[[], None] = lambda: None
+) -> Sources:
+    """Readers and feeds, opened once per task. `moving`: see `open_reader`."""
     data = assignment.spec.data
 
     @cache
@@ -70,6 +73,7 @@ def sources_of(assignment: Assignment, module: ModelModule) -> Sources:
                 data.data_reader_params,
                 max_bad_records=data.max_bad_records,
                 counted=assignment.sources,
+                moving=moving,
             )
         with user_code("custom_data_reader", module.zoo):
             records_per_task = data.records_per_task or None

@@ -30,6 +30,8 @@ TOLD_S = 5.0
 """Every report to the master contains what takes longer than this."""
 STILL_S = 300.0
 """How long user code may stay at one place during a worker's start; a slow import moves on."""
+_ANEW_S = 20.0
+"""Shorter than the least time after which the master compares workers that read."""
 HUNG_S = 120.0
 """Time limit for work that others wait for, or ten times the longest so far if that is more."""
 _TIMES_LONGEST = 10.0
@@ -144,6 +146,17 @@ class HangWatch:
             if around is not None:
                 around.since_s = self._clock.now_s()
                 self._doing[thread] = around
+
+    def moving(self) -> None:
+        """What this thread does is long, but goes on: its time begins anew now and then.
+
+        Reports to the master go on without a gap, since who does nothing for long is replaced.
+        """
+        doing, now_s = self._doing.get(threading.get_ident()), self._clock.now_s()
+        if doing is not None:
+            doing.stack_s = now_s
+            if now_s - doing.since_s > _ANEW_S:
+                doing.since_s = now_s - TOLD_S
 
     def learn(self, what: str, took_s: float) -> None:
         """Record that this normally takes `took_s`."""

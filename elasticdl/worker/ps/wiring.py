@@ -102,7 +102,7 @@ def assemble(
     `turns`: train in synchronous steps. Raises UserError for any mistake in the module.
     """
     module = load_module(assignment.spec.model)
-    sources = sources_of(assignment, module)
+    sources = sources_of(assignment, module, context.watch.moving)
     ps_model, step = _model(assignment, module, sources)
     pieces = Pieces(assignment, module, sources, ps_model, step)
     return put_together(pieces, parameters, context, turns)

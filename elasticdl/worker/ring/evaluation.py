@@ -81,7 +81,7 @@ def assemble_local(assignment: Assignment, checkpoint: Path, context: WorkerCont
     Raises UserError for a mistake in the module or a checkpoint that does not fit, and Corrupted.
     """
     module = load_module(assignment.spec.model)
-    sources = sources_of(assignment, module)
+    sources = sources_of(assignment, module, context.watch.moving)
     model = built(assignment, module, sources)
     version = load_weights(model, checkpoint)
     ps_model = model.ps_model()

@@ -98,7 +98,7 @@ def assemble_ring(
     virtual = spec.training.virtual_workers
     ring = _ring(master, virtual)
     module = load_module(spec.model)
-    sources = sources_of(assignment, module)
+    sources = sources_of(assignment, module, context.watch.moving)
     model = built(assignment, module, sources)
     rate = Rate(model.optimizer, module)
     exchange = Exchange(ring, list(model.state().values()))
