@@ -10,29 +10,33 @@ from elasticdl.checkpoint.ring_file import ArrayShape
 from elasticdl.embedding.fits import check_fits
 from elasticdl.errors import UserError
 from elasticdl.model.ps_model import PsModel
-from elasticdl.model.ring_model import MODEL, RingModel
+from elasticdl.model.ring_model import MODEL, OPTIMIZER, RingModel
 
 _HINT = "use the module and --model-params of the job that made the checkpoint"
 
 
-def check_checkpoint(directory: Path, ps_model: PsModel, ring: RingModel | None) -> None:
+def check_checkpoint(
+    directory: Path, ps_model: PsModel, ring: RingModel | None, *, trains: bool
+) -> None:
     """Compare the model with the specs in a checkpoint, without reading its values.
 
-    A checkpoint of the other strategy is not compared. Raises UserError for the first variable that
-    differs, Corrupted.
+    A checkpoint of the other strategy is not compared. A ring that `trains` restores the optimizer,
+    too. Raises UserError for the first variable that differs, Corrupted.
     """
     manifest = store.read_manifest(directory)
     if manifest.parameters is not None and ring is None:
         check_fits(manifest.parameters, ps_model.parameters, str(directory))
     if manifest.parameters is None and ring is not None:
+        # The names of random generators may depend on what else a process has made.
+        parts = (MODEL, OPTIMIZER) if trains else (MODEL,)
         mine = {
             name: ArrayShape(tuple(variable.shape), variable.dtype)
             for name, variable in ring.state().items()
-            if name.startswith(MODEL)
+            if name.startswith(parts)
         }
         saved = ring_file.shapes(directory)
         check_arrays(
-            directory, {name: saved[name] for name in saved if name.startswith(MODEL)}, mine
+            directory, {name: saved[name] for name in saved if name.startswith(parts)}, mine
         )
 
 

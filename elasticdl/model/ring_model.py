@@ -29,8 +29,8 @@ from elasticdl.model.ps_model import PsModel
 from elasticdl.model.structure import Structure
 from elasticdl.model.usercode import place, taken, user_code
 
-MODEL = "model/"
-"""Prefix of the model's own variables in `RingModel.state`."""
+MODEL, OPTIMIZER = "model/", "optimizer/"
+"""Prefixes of the variables of the model and its optimizer in `RingModel.state`."""
 
 
 @final
@@ -103,7 +103,7 @@ class RingModel:
         seen: set[int] = set()
         parts = (
             (MODEL, self.model.variables),
-            ("optimizer/", self.optimizer.variables),
+            (OPTIMIZER, self.optimizer.variables),
             ("random/", self.seeds),
         )
         for part, variables in parts:

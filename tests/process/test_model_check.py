@@ -15,11 +15,14 @@ from typing import Any
 import pytest
 
 from elasticdl.checkpoint import ring_file, store
+from elasticdl.checkpoint.layout import MANIFEST
 from elasticdl.checkpoint.manifest import Manifest
+from elasticdl.errors import UserError
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.model.check import check
+from elasticdl.model.checkpoint_fit import check_checkpoint
 from elasticdl.model.module import load_module
 from elasticdl.model.ps_model import PsModel
 from elasticdl.model.ring_model import RingModel
@@ -259,6 +262,11 @@ def test_a_checkpoint_of_another_model_is_refused_before_anything_starts(tmp_pat
     manifest = Manifest(version=5, servers=1, parameters=ps_model.parameters, files=())
     directory = store.complete(store.begin(checkpoints), manifest)
     assert look(tmp_path, text, **flags)["ok"]
+    # A damaged one that is newer is passed over.
+    damaged = store.complete(
+        store.begin(checkpoints), Manifest(version=6, servers=1, parameters=None, files=())
+    )
+    (damaged / MANIFEST).write_text("{")
     found = look(tmp_path, text, model_params="units=3", **flags)
     assert found["error"].startswith(f"{directory} is of another model"), found
     assert "--model-params" in found["hint"]
@@ -267,7 +275,10 @@ def test_a_checkpoint_of_another_model_is_refused_before_anything_starts(tmp_pat
 def test_a_ring_s_checkpoint_of_another_model_is_refused_before_anything_starts(
     tmp_path: Path,
 ) -> None:
-    flags = {"distribution_strategy": "AllreduceStrategy", "embedding_threshold_bytes": 2 << 20}
+    flags: dict[str, Any] = {
+        "distribution_strategy": "AllreduceStrategy",
+        "embedding_threshold_bytes": 2 << 20,
+    }
     spec = spec_for(tmp_path, GOOD, ROWS, Action.EVALUATE, flags)
     ring = RingModel.build(load_module(spec.model), {}, seed=0)
     making = store.begin(tmp_path / "checkpoints")
@@ -279,6 +290,25 @@ def test_a_ring_s_checkpoint_of_another_model_is_refused_before_anything_starts(
     text = GOOD.replace("Embedding(50, 4)", "Embedding(50, 16)")
     found = check(spec_for(tmp_path, text, ROWS, Action.EVALUATE, flags))
     assert "model/sequential/embedding/embeddings has shape (50, 16)" in found["error"], found
+    # A job that trains on restores the optimizer, too.
+    other = RingModel.build(
+        load_module(
+            spec_for(
+                tmp_path,
+                GOOD.replace("Adagrad(lr)", "SGD(lr, momentum=0.5)"),
+                ROWS,
+                Action.TRAIN,
+                flags,
+            ).model
+        ),
+        {},
+        seed=0,
+    )
+    directory = Path(flags["checkpoint_dir_for_init"])
+    check_checkpoint(directory, ring.ps_model(), ring, trains=True)
+    check_checkpoint(directory, other.ps_model(), other, trains=False)
+    with pytest.raises(UserError, match=r"another model: optimizer/.*no such variable there"):
+        check_checkpoint(directory, other.ps_model(), other, trains=True)
 
 
 def test_a_feed_that_makes_batches_is_told_to_leave_that_out(tmp_path: Path) -> None:

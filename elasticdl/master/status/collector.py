@@ -121,7 +121,8 @@ class Collector:
             self._series.break_off(at_s)
         samples, self._recorded = self._recorded, []
         if self._status is not None and status.checkpoints[-1:] != self._status.checkpoints[-1:]:
-            # After a kill, the saved counts must not be behind the newest checkpoint.
+            # After a kill, the saved counts are then rarely behind the newest checkpoint: a save
+            # comes soon after it, within the share of the time that saving may take.
             self._save_at_s = min(self._save_at_s, self._affordable_at_s)
         self._status = status
         for (name, label, unit), value in self._values(status):
