@@ -256,7 +256,7 @@ class SqlReader:
                 with closing(self._connection.cursor()) as cursor:
                     cursor.execute(query, values or None)
                     return _plain(cursor.fetch_arrow_table())
-        except (ConnectionError, UserError):
+        except (OSError, UserError):
             # It may be broken, or in a transaction that has failed.
             self.close()
             raise
