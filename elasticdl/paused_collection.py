@@ -11,9 +11,10 @@ _NEW, _MOST_NEW = 20_000, 200_000
 second the highest."""
 _WORTH = 0.01
 """Share of the limit that a search has to find."""
-_TIMES, _TIMES_ALL = 5, 4_000
-"""Collections of generation 0 for one of generation 1, and of generation 1 for one of generation
-2."""
+_TIMES = 5
+"""Searches of generation 0 for one of generation 1."""
+_MOST_UNSEEN = 20_000_000
+"""Objects more than before: all are looked through, whatever the limit of the newest ones is."""
 
 
 def collect_rarely() -> None:
@@ -25,7 +26,7 @@ def collect_rarely() -> None:
     A search that found next to nothing doubles the limit for the next one. Thousands of workers
     that attach make half a million objects, and none of them is garbage.
     """
-    gc.set_threshold(_NEW, _TIMES, _TIMES_ALL)
+    gc.set_threshold(*_thresholds(_NEW))
     if _adapt not in gc.callbacks:
         gc.callbacks.append(_adapt)
 
@@ -33,10 +34,27 @@ def collect_rarely() -> None:
 def _adapt(phase: str, info: Mapping[str, int]) -> None:
     """Set the limit after a search."""
     if phase == "stop":
-        limit, *times = gc.get_threshold()
+        limit = gc.get_threshold()[0]
         found = info["collected"] + info["uncollectable"] >= _WORTH * limit
         limit = max(limit // 2, _NEW) if found else min(2 * limit, _MOST_NEW)
-        gc.set_threshold(limit, *times)
+        gc.set_threshold(*_thresholds(limit))
+
+
+def _thresholds(limit: int) -> tuple[int, int, int]:
+    """Return the limit, and after how many searches of a generation the next one is searched."""
+    return limit, _TIMES, _MOST_UNSEEN // (limit * _TIMES)
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Disable garbage collection in the body."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 @contextmanager
@@ -46,11 +64,8 @@ def paused_collection() -> Iterator[None]:
     Measured: 0.55 s of an import of TensorFlow that takes 3.9 s, 0.12 s of the start of a master
     that takes 1.05 s, and less in each full collection of the process.
     """
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        if collecting:
-            gc.enable()
+    with without_collection():
+        try:
+            yield
+        finally:
+            gc.freeze()

@@ -21,7 +21,8 @@ class ServedCalls:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._server = CallServer(service, proof, self._check, context)
+        self._server = CallServer(proof, context)
+        self._server.serve(service, self._check)
         starting = asyncio.run_coroutine_threadsafe(self._server.start("127.0.0.1", 0), self._loop)
         self.address = f"127.0.0.1:{starting.result(LIMIT_S)}"
 

@@ -25,9 +25,9 @@ def certificates(environment: MasterEnvironment) -> Certificates:
     names = (MASTER_NAME, *environment.page.names, "localhost", "127.0.0.1", "::1")
     certified = environment.authority.certified_key(names)
     own = server_context(certified.certificate, certified.key)
-    of_user = environment.page.certified_key
-    if of_user is None:
-        return Certificates(own, own)
+    # Processes resume no session, as browsers do. Tickets would be a third of a handshake's work.
+    own.num_tickets = 0
     # Browsers get the user's certificate; our command line asks for the master by its name.
-    page = server_context(of_user.certificate, of_user.key, {MASTER_NAME: own})
+    shown = environment.page.certified_key or certified
+    page = server_context(shown.certificate, shown.key, {MASTER_NAME: own})
     return Certificates(own, page)

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 
 from elasticdl.clock import SystemClock
@@ -33,7 +33,7 @@ from elasticdl.master.outcome import (
 from elasticdl.master.platform.local import LocalPlatform
 from elasticdl.master.platform.platform import JobHasEnded, MasterEnvironment, Platform
 from elasticdl.master.read_spec import read_spec
-from elasticdl.paused_collection import paused_collection
+from elasticdl.paused_collection import paused_collection, without_collection
 from elasticdl.rpc.open_files import raise_file_limit
 from elasticdl.tokens import run_name
 
@@ -69,14 +69,23 @@ async def serve(environment: MasterEnvironment, platform: Platform) -> FinishJob
 
     Raises ElasticDLError if it cannot begin.
     """
-    spec = read_spec(environment.directory)
-    environment, recovered, calls = await _recovered(environment, spec, platform.limits)
-    if recovered is None and environment.replaces:
-        environment = await platform.begin_anew(environment)
+    async with AsyncExitStack() as ports:
         spec = read_spec(environment.directory)
-    with paused_collection():
-        # It reads the events of earlier masters, which stay.
-        master = Master(environment, spec, platform, recovered, calls)
+        environment, recovered = await _recovered(environment, spec, platform.limits, ports)
+        if recovered is None and environment.replaces:
+            environment = await platform.begin_anew(environment)
+            spec = read_spec(environment.directory)
+        job, calls = recovered or (None, None)
+        if calls is None:
+            calls = await ports.enter_async_context(CallPort.of(environment))
+        with without_collection():
+            # It reads the newest events of earlier masters.
+            master = Master(environment, spec, platform, calls, job)
+        return await _finish(master, environment, platform)
+
+
+async def _finish(master: Master, environment: MasterEnvironment, platform: Platform) -> FinishJob:
+    """Run the master to its end, and save the outcome if it is the job's."""
     finish = await _run(master, environment, platform)
     if not master.has_left and finish.exit_code not in _CONTINUED:
         finish = master.with_resume_command(finish)
@@ -97,10 +106,10 @@ async def serve(environment: MasterEnvironment, platform: Platform) -> FinishJob
 
 
 async def _recovered(
-    environment: MasterEnvironment, spec: JobSpec, limits: Limits
-) -> tuple[MasterEnvironment, Recovered | None, CallPort | None]:
+    environment: MasterEnvironment, spec: JobSpec, limits: Limits, ports: AsyncExitStack
+) -> tuple[MasterEnvironment, tuple[Recovered, CallPort] | None]:
     """Return the environment with our term, the job as an earlier master left it, and the port at
-    which its processes connect.
+    which its processes connect. `ports` closes it.
 
     None: there was none, or its journal cannot continue the job, which is logged.
     """
@@ -116,42 +125,49 @@ async def _recovered(
         term = claim(directory.journal, name, term)
     except OSError as error:
         _LOG.error("cannot continue with the journal in %s: %s", directory.journal, error)
-        return replace(environment, term=term), None, None
+        return replace(environment, term=term), None
     environment = replace(environment, term=term)
-    recovered, calls = await _replayed(environment, name, spec, limits)
+    recovered = await _replayed(environment, name, spec, limits, ports)
     if recovered is not None and newest_at is not None:
-        continue_events(directory, recovered.at_s, newest_at)
+        continue_events(directory, recovered[0].at_s, newest_at)
     if environment.copies is not None:
         environment = replace(environment, copies=replace(environment.copies, term=term))
-    return environment, recovered, calls
+    return environment, recovered
 
 
 async def _replayed(
-    environment: MasterEnvironment, run: str, spec: JobSpec, limits: Limits
-) -> tuple[Recovered | None, CallPort | None]:
-    """Return the job after its journal, and the port at which its processes connect meanwhile."""
+    environment: MasterEnvironment,
+    run: str,
+    spec: JobSpec,
+    limits: Limits,
+    ports: AsyncExitStack,
+) -> tuple[Recovered, CallPort] | None:
+    """Return the job after its journal, and the port at which its processes connect meanwhile.
+
+    None if the journal cannot continue it; then the port is closed.
+    """
     with paused_collection():
         # It may take a second, and the tenure needs this loop meanwhile.
         recovery = await asyncio.to_thread(
             Recovery, environment.directory.journal, run, spec, limits
         )
-        if not recovery.found:
-            return None, None
-        calls = CallPort.of(environment)
-        try:
-            with suppress(OSError):  # `Master.run` tries again, and says what is wrong.
-                await calls.open()
-            # In this thread: each call of another one would wait for it.
-            while recovery.replay(_REPLAY_S):
-                await asyncio.sleep(0)
-            recovered = recovery.recovered()
-        except BaseException:
-            await calls.server.close()
-            raise
-    if recovered is None:
-        await calls.server.close()
-        return None, None
+    if not recovery.found:
+        return None
+    calls = await ports.enter_async_context(CallPort.of(environment))
+    with suppress(OSError):  # `Master.run` tries again, and says what is wrong.
+        await calls.open()
+    # In this thread: each call of another one would wait for it.
+    while _replay(recovery):
+        await asyncio.sleep(0)
+    if (recovered := recovery.recovered()) is None:
+        await ports.aclose()
+        return None
     return recovered, calls
+
+
+def _replay(recovery: Recovery) -> bool:
+    with without_collection():
+        return recovery.replay(_REPLAY_S)
 
 
 async def _run(master: Master, environment: MasterEnvironment, platform: Platform) -> FinishJob:

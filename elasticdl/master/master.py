@@ -99,11 +99,11 @@ class Master:
         environment: MasterEnvironment,
         spec: JobSpec,
         platform: Platform,
+        calls: CallPort,
         recovered: Recovered | None = None,
-        calls: CallPort | None = None,
     ) -> None:
-        """`recovered` is the job that this master takes over; None: it begins one. `calls` is the
-        port at which processes may connect already.
+        """`calls` is the port, at which processes may have connected already. `recovered` is the
+        job that this master takes over; None: it begins one.
         """
         self._environment = environment
         self._spec = self._settled = spec
@@ -125,7 +125,7 @@ class Master:
             directory.master.unlink(missing_ok=True)
         self.core = recovered.core if recovered else JobState(spec, platform.limits)
         self.queue = EventQueue(clock, max(self.record.event_log.began_s, self.core.now_s))
-        self._calls = calls or CallPort.of(environment)
+        self._calls = calls
         self._certificates = self._calls.certificates
         self._registry = PsRegistry(
             self.core.server_map.number,
@@ -144,7 +144,7 @@ class Master:
         self._finish: FinishJob | None = None
         self._journal: MasterJournal | None = None
         if self._recovered is not None:
-            # Before anything listens: processes of the earlier master attach again at once.
+            # Before it serves: processes of the earlier master attach again at once.
             self._continue()
 
     def _server_control(self, name: ProcessName, address: str) -> GrpcServerControl:
@@ -225,10 +225,10 @@ class Master:
         end with the job.
         """
         environment, directory = self._environment, self._environment.directory
-        port = await self._calls.open()
-        self._calls.serve(self._service())
-        journal = self._journal = self._open_journal()
         try:
+            journal = self._journal = self._open_journal()
+            port = await self._calls.open()
+            self._calls.serve(self._service())
             if self._gateway.ring is not None:
                 await self._gateway.ring.start(
                     environment.host.strip("[]"),
@@ -247,7 +247,8 @@ class Master:
                 await self._gateway.ring.close()
             await self._registry.close()
             await self._calls.server.close()
-            await journal.aclose()
+            if self._journal is not None:
+                await self._journal.aclose()
             # It may wait for a store, while the Lease has to be renewed.
             await asyncio.to_thread(self.record.close)
             directory.master.unlink(missing_ok=True)

@@ -73,28 +73,21 @@ class Call:
 
 @final
 class CallServer:
-    """Serves `service`: an object with a coroutine function for each method.
-
-    A handler gets the message and its `Call`, and returns the answer; that of a stream is an async
-    generator, which is closed when the connection ends or a caller cancels.
-    """
+    """Lets callers connect and show who they are. Their calls wait for `serve`."""
 
     def __init__(
-        self,
-        service: object | None,
-        proof: Proof,
-        check: Check,
-        context: ssl.SSLContext | None = None,
-        *,
-        term: int = 0,
+        self, proof: Proof, context: ssl.SSLContext | None = None, *, term: int = 0
     ) -> None:
-        """`proof` is what a caller has to show, `check` says why a call of one that has shown it is
-        refused. `context` of a TLS server; None: clear text. `term` is the master's. `service`
-        None: callers connect and show who they are, and their calls wait for `serve`.
+        """`proof` is what a caller has to show. `context` of a TLS server; None: clear text.
+        `term` is the master's.
         """
-        self.proof, self.check = proof, check
+        self.proof = proof
         self.greeting = GREETING + REPLY.pack(TERM_NUMBER.size, 0, TERM) + TERM_NUMBER.pack(term)
-        self._service, self._context = service, context
+        self._context = context
+        self._service: object | None = None
+        self._check: Check | None = None
+        self._decided = asyncio.Event()
+        """Whether it serves, or never will."""
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most = max(files - _OWN_FILES, files // 2, 64)
         self._connections: set[_Connection | Handshake] = set()
@@ -104,26 +97,19 @@ class CallServer:
         self._closing = False
 
     @property
-    def closing(self) -> bool:
-        """Whether it takes no more calls."""
-        return self._closing
-
-    @property
     def port(self) -> int | None:
         """Where it listens; None before `start`."""
         return None if self._server is None else int(self._server.sockets[0].getsockname()[1])
 
-    @property
-    def serving(self) -> bool:
-        """Whether it takes calls yet."""
-        return self._service is not None
-
     def serve(self, service: object, check: Check) -> None:
-        """Take calls from now on, also those that wait. For a server without a service."""
-        self._service, self.check = service, check
-        for connection in self._connections:
-            if isinstance(connection, _Connection):
-                connection.read_on()
+        """Answer calls from now on, also those that wait.
+
+        `service` has a coroutine function for each method. It gets the message and its `Call`, and
+        returns the answer; that of a stream is an async generator, which is closed when the
+        connection ends or a caller cancels. `check` says why a call is refused.
+        """
+        self._service, self._check = service, check
+        self._decided.set()
 
     async def start(self, host: str, port: int, *, reuse_port: bool = False) -> int:
         """Listen and return the port; the system chooses it if `port` is 0.
@@ -141,6 +127,7 @@ class CallServer:
     async def close(self) -> None:
         """Stop listening; calls in progress get a second, and another one to end when cancelled."""
         self._closing = True
+        self._decided.set()
         if self._server is not None:
             self._server.close()
         for stranger in tuple(self._strangers):
@@ -159,9 +146,22 @@ class CallServer:
         while self._connections and loop.time() < end_s:
             await asyncio.sleep(0)
 
-    def handler(self, method: Method) -> _Handler | None:
-        """Return the handler of a method; None if this service has none."""
-        return getattr(self._service, method.name, None)
+    async def admitted(self, number: int, caller: Caller) -> tuple[Method, _Handler]:
+        """Return the method of that number and its handler, once this server serves.
+
+        Raises CallFailed if the caller may not call it, or there is none.
+        """
+        await self._decided.wait()
+        if self._closing or self._check is None:
+            raise CallFailed(grpc.StatusCode.UNAVAILABLE, "the master ends")
+        method = _BY_NUMBER.get(number)
+        handler = getattr(self._service, method.name, None) if method is not None else None
+        if method is None or handler is None:
+            raise CallFailed(grpc.StatusCode.UNIMPLEMENTED, f"no method {number}")
+        if reason := self._check(caller, method.name):
+            code = reason.code if isinstance(reason, CallDenied) else CallDenied.code
+            raise CallFailed(code, str(reason))
+        return method, handler
 
     def enter(self, connection: _Connection | Handshake) -> None:
         """Take a new connection. Strangers have half of the places.
@@ -246,7 +246,7 @@ class _Connection(asyncio.Protocol):
         if self._writable is not None:
             self._writable.set()
             self._writable = None
-            self.read_on()
+            self._read_on()
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -302,37 +302,20 @@ class _Connection(asyncio.Protocol):
                 self._answer(number, grpc.StatusCode.INVALID_ARGUMENT, why)
                 return
             self._caller = Caller(self._caller.name, term, self._caller.instance)
-        method = _BY_NUMBER.get(method_number)
-        handler = self._server.handler(method) if method is not None else None
-        if method is None or handler is None:
-            self._answer(number, grpc.StatusCode.UNIMPLEMENTED, f"no method {method_number}")
-            return
-        if reason := self._server.check(self._caller, method.name):
-            code = reason.code if isinstance(reason, CallDenied) else CallDenied.code
-            self._answer(number, code, str(reason))
-            return
-        if self._server.closing:
-            self._answer(number, grpc.StatusCode.UNAVAILABLE, "the master ends")
-            return
-        try:
-            request = method.request.FromString(message)
-        except DecodeError as error:
-            self._answer(number, grpc.StatusCode.INVALID_ARGUMENT, f"undecodable: {error}")
-            return
-        work = self._handle(number, method, handler, request, Call(self._caller))
+        work = self._handle(number, method_number, message, Call(self._caller))
         self._calls[number] = task = asyncio.get_running_loop().create_task(work)
         # Not at the end of `work`, which never begins if a caller cancels at once.
         task.add_done_callback(lambda _: self._ended(number))
 
     def _ended(self, number: int) -> None:
         del self._calls[number]
-        self.read_on()
+        self._read_on()
 
-    async def _handle(
-        self, number: int, method: Method, handler: _Handler, request: Message, call: Call
-    ) -> None:
+    async def _handle(self, number: int, method_number: int, message: bytes, call: Call) -> None:
         """Answer one call, whatever happens in its handler."""
         try:
+            method, handler = await self._server.admitted(method_number, call.caller)
+            request = _decoded(method, message)
             if method.streams:
                 await self._stream(number, handler(request, call))
             else:
@@ -344,14 +327,12 @@ class _Connection(asyncio.Protocol):
             # By the client, or because what the handler waited for will not come.
             self._answer(number, grpc.StatusCode.CANCELLED, "the call was cancelled")
         except Exception as error:  # noqa: BLE001 - the top of a call: others go on
-            _LOG.exception("%s of %s failed", method.name, self._caller and self._caller.name)
+            _LOG.exception("a call of %s (method %d) failed", call.caller.name, method_number)
             self._answer(number, grpc.StatusCode.UNKNOWN, f"the master failed: {error!r}")
 
     def _has_room(self) -> bool:
         """Whether the next frame can be taken."""
         if self._left or self._transport is None or self._transport.is_closing():
-            return False
-        if self._caller is not None and not self._server.serving:
             return False
         return self._writable is None and len(self._calls) < _MOST_CALLS
 
@@ -360,7 +341,7 @@ class _Connection(asyncio.Protocol):
             self._waits = True
             self._transport.pause_reading()
 
-    def read_on(self) -> None:
+    def _read_on(self) -> None:
         """Read again, if there is room for a call now."""
         if self._waits and self._has_room():
             # Not here: `data_received` may be at work.
@@ -390,6 +371,15 @@ class _Connection(asyncio.Protocol):
     def _write(self, number: int, outcome: int, message: bytes) -> None:
         if self._transport is not None:
             self._transport.write(REPLY.pack(len(message), number, outcome) + message)
+
+
+def _decoded(method: Method, message: bytes) -> Message:
+    """Parse a request. Raises CallFailed."""
+    try:
+        request: Message = method.request.FromString(message)
+        return request
+    except DecodeError as error:
+        raise CallFailed(grpc.StatusCode.INVALID_ARGUMENT, f"undecodable: {error}") from error
 
 
 def _packed(answer: Message) -> bytes:

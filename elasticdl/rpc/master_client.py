@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import final
+from typing import Final, final
 
 import grpc
 from google.protobuf.message import Message
@@ -34,6 +34,9 @@ from elasticdl.tokens import proof_to_master
 
 _LONG_POLL_SLACK_S = 10.0
 _CALL_S = 15.0
+ATTACH_AGAIN_S: Final = 8.0
+"""A process is heard in time if one of these calls is lost: this is less than
+`gateway.heartbeats.SILENCE_S`. The last of 10,000 has its answer after 3 to 5 s."""
 _RECEIVED_KEPT = 1024
 """Newest leases to tell another master of: more than a worker can have at a time."""
 
@@ -327,14 +330,14 @@ class MasterClient:
                 return self._calls.call(method, request, term=term, timeout_s=timeout_s), term
             except grpc.RpcError as error:
                 if isinstance(mapped(error, what), MasterReplaced):
-                    self._attach_again(term)
+                    self._attach_again(term, timeout_s)
                 raise
 
         return retrying(
             attempt, self._away_s, self._what(what), attempt_s=attempt_s, closed=self._closed
         )
 
-    def _attach_again(self, term: int) -> None:
+    def _attach_again(self, term: int, timeout_s: float) -> None:
         """Attach to the master that has replaced the one of `term`, unless that was done before.
 
         Raises grpc.RpcError.
@@ -347,7 +350,8 @@ class MasterClient:
             request.again, request.revocation = True, self._revocation
             request.received.extend(map(messages.received_to_wire, self._received))
             request.unsettled.extend(sorted(self._unsettled))
-            reply = self._calls.call("Attach", request, term=term, timeout_s=_CALL_S)
+            limit_s = min(timeout_s, ATTACH_AGAIN_S)
+            reply = self._calls.call("Attach", request, term=term, timeout_s=limit_s)
             self._term = reply.term
 
     def _survive(self, error: grpc.RpcError | ValueError, away_s: float, term: int) -> None:
@@ -358,7 +362,7 @@ class MasterClient:
         if isinstance(problem, MasterReplaced):
             # Whatever fails here fails the next stream, too.
             with suppress(grpc.RpcError):
-                self._attach_again(term)
+                self._attach_again(term, ATTACH_AGAIN_S)
         if not isinstance(problem, TransientError) or away_s > self._away_s:
             raise problem from error
 

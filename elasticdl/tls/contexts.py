@@ -36,8 +36,6 @@ def server_context(
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     # Of browsers; everything else of a job has 1.3.
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # No client of a job resumes a session. Two tickets would be a third of a handshake's work.
-    context.num_tickets = 0
     # `ssl` reads keys from files only, and this one is in memory: no disk ever has the key.
     file = os.memfd_create("certificate", os.MFD_CLOEXEC)
     try:

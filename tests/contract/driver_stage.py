@@ -9,6 +9,7 @@ import json
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,7 +42,7 @@ from elasticdl.master.executor.ring_coordinator import RingCoordinator
 from elasticdl.master.executor.snapshots import CutLimits, Snapshots
 from elasticdl.master.gateway.process_gateway import ProcessGateway
 from elasticdl.master.gateway.ps_registry import PsRegistry
-from elasticdl.master.gateway.servicer import MasterService, Welcome
+from elasticdl.master.gateway.servicer import MasterService, Welcome, proof_of
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.call_server import CallServer
 from elasticdl.rpc.channel import refusal_of, server_options
@@ -342,9 +343,11 @@ class Stage:
         self.run = asyncio.get_running_loop().create_task(driver.run(self.cluster.observe()))
 
     def _call_server(self) -> CallServer:
-        service, certified = self._service, self._certified
+        certified = self._certified
         context = certified and server_context(certified.certificate, certified.key)
-        return CallServer(service, service.proof, service.refusal, context)
+        server = CallServer(partial(proof_of, token=TOKEN), context)
+        server.serve(self._service, self._service.refusal)
+        return server
 
     def status_json(self) -> str:
         names = [name for name, _ in self.gateway.sessions]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Iterable, Iterator
@@ -15,8 +16,10 @@ from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened
 from elasticdl.master.core.presence import AttachedProcess, Presence
 from elasticdl.master.gateway import returning
-from elasticdl.master.gateway.process_gateway import Returning
+from elasticdl.master.gateway.heartbeats import SILENCE_S
+from elasticdl.master.gateway.process_gateway import ProcessGateway, Returning
 from elasticdl.master.gateway.returning import ReturningProcesses
+from elasticdl.rpc import master_client
 from elasticdl.rpc.conversation import Failure, Report, Revoke, Servers
 from elasticdl.rpc.master_client import MasterClient
 from elasticdl.shard import Lease, ReceivedLease, ShardId, Task
@@ -259,3 +262,21 @@ def test_a_worker_that_leaves_while_its_request_waits_is_refused(
         request.result(LIMIT_S)
     assert not stage.gateway.leases.waiting()
     assert not stage.core.of(happened.LeaseRequested)
+
+
+def test_a_process_that_gets_no_answer_when_it_attaches_again_waits_as_long_as_for_its_call(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert master_client.ATTACH_AGAIN_S < SILENCE_S, "it is heard in time if one call is lost"
+
+    async def no_answer(*_: object) -> bool:
+        await asyncio.Event().wait()
+        return False
+
+    client = stage.client(away_s=1.0)
+    client.attach()
+    monkeypatch.setattr(master_client, "ATTACH_AGAIN_S", 3600.0)
+    monkeypatch.setattr(ProcessGateway, "attach_again", no_answer)
+    stage.replace_master(presence(client))
+    with pytest.raises(TransientError):
+        client.report(Report())

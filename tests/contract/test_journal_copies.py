@@ -30,7 +30,7 @@ from elasticdl.master.journal.copies import (
 )
 from elasticdl.master.journal.fetching import fetch
 from elasticdl.master.journal.files import Header
-from elasticdl.master.journal.recovery import Recovered, claim, recover
+from elasticdl.master.journal.recovery import Recovered, claim
 from elasticdl.master.journal.rules import worth_keeping
 from elasticdl.master.journal.writer import JournalFile, JournalLimits
 from elasticdl.master.platform.lease_record import journal_copies
@@ -42,6 +42,7 @@ from elasticdl.tls.authority import Authority, KeyPair
 from elasticdl.tokens import process_token
 from elasticdl.worker.process.journal_holder import hold_journal_copy
 from tests.core.random_history import SPEC, Script, canonical
+from tests.recovered import recover
 from tests.waiting import LIMIT_S, until_async
 
 pytestmark = pytest.mark.contract
@@ -175,7 +176,7 @@ class Job:
         before = None
         if await fetch(place, folder, LIMITS) is not None:
             assert claim(folder, RUN, term) == term
-            before = recover(folder, RUN, SPEC, Limits())
+            before = recover(folder, RUN, SPEC)
         master = Master(folder, term, before, seed)
         master.journal = CopiedJournal(master.file, place, self, self.limits)
         self.masters.append(master.journal)

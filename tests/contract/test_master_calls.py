@@ -98,7 +98,8 @@ def check(caller: Caller, method: str) -> str:
 @asynccontextmanager
 async def served(term: int = 3) -> AsyncIterator[tuple[Service, CallServer, str]]:
     service = Service()
-    server = CallServer(service, lambda caller: TOKEN + caller.name, check, term=term)
+    server = CallServer(lambda caller: TOKEN + caller.name, term=term)
+    server.serve(service, check)
     address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
     try:
         yield service, server, address
@@ -263,7 +264,8 @@ def test_orders_stay_queued_while_the_connection_drops_them() -> None:
     async def story() -> None:
         orders.put(name, Drain("one"))
         orders.put(name, Drain("two"))
-        server = CallServer(Ordering(), lambda caller: TOKEN, check)
+        server = CallServer(lambda caller: TOKEN)
+        server.serve(Ordering(), check)
         connection = call_server._Connection(server)
         connection.connection_made(wire)
         hello = pb.Hello(proof=TOKEN, name="w").SerializeToString()
@@ -283,7 +285,8 @@ def test_orders_stay_queued_while_the_connection_drops_them() -> None:
 
 def test_a_client_that_reads_no_answers_is_not_read() -> None:
     async def story() -> None:
-        server = CallServer(Service(), lambda caller: TOKEN, check)
+        server = CallServer(lambda caller: TOKEN)
+        server.serve(Service(), check)
         connection = call_server._Connection(server)
         connection.connection_made(wire)
         hello = pb.Hello(proof=TOKEN, name="w").SerializeToString()
@@ -429,7 +432,8 @@ def test_a_thread_that_cannot_start_fails_the_call_and_not_the_next_one(
 
 def test_all_addresses_are_those_of_both_versions_of_ip() -> None:
     async def story() -> None:
-        server = CallServer(Service(), lambda caller: TOKEN, check)
+        server = CallServer(lambda caller: TOKEN)
+        server.serve(Service(), check)
         port = await server.start("::", 0)
         try:
             for address in (f"127.0.0.1:{port}", f"[::1]:{port}"):
@@ -620,27 +624,66 @@ def test_another_protocol_is_known_by_its_first_bytes(begin: bytes) -> None:
 
 def test_callers_connect_before_a_master_takes_calls_and_are_answered_then() -> None:
     async def story() -> None:
-        server = CallServer(
-            None, lambda caller: TOKEN + caller.name, lambda *_: "too early", term=3
-        )
+        server = CallServer(lambda caller: TOKEN + caller.name, term=3)
         address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
         try:
             async with client(address) as one, client(address, TOKEN, "v") as stranger:
                 calls = [asyncio.ensure_future(status(one)) for _ in range(3)]
-                refused = asyncio.ensure_future(failure(status(stranger)))
-                # Both have connected, and know the master's term.
-                await until_async("greetings", lambda: all(map(has_term, (one, stranger))))
-                known = [each for each in server._connections if each not in server._strangers]
-                await asyncio.sleep(0.05)
-                assert len(known) == 1 and not any(each.done() for each in (*calls, refused))
+                refused = await failure(status(stranger))
+                assert refused.code() is grpc.StatusCode.UNAUTHENTICATED
+                await until_async("the calls", lambda: waiting_calls(server) == 3)
+                assert not any(each.done() for each in calls)
                 service = Service()
                 server.serve(service, check)
                 async with asyncio.timeout(LIMIT_S):
                     assert [(await call).status for call in calls] == ["fine"] * 3
-                    assert (await refused).code() is grpc.StatusCode.UNAUTHENTICATED
                 assert service.acted == ["w one 3"] * 3
         finally:
             await server.close()
+
+    asyncio.run(story())
+
+
+def waiting_calls(server: CallServer) -> int:
+    known = [one for one in server._connections if isinstance(one, call_server._Connection)]
+    return sum(len(one.calls()) for one in known)
+
+
+@pytest.mark.parametrize("end", ["it is cancelled", "its connection breaks"])
+def test_a_call_that_its_caller_gave_up_before_a_master_takes_calls_has_no_effect(
+    end: str,
+) -> None:
+    async def story() -> None:
+        server, service = CallServer(lambda caller: TOKEN + caller.name, term=3), Service()
+        address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
+        try:
+            async with client(address) as one, client(address) as other:
+                call = asyncio.ensure_future(failure(status(one)))
+                await until_async("the call", lambda: waiting_calls(server) == 1)
+                if end == "it is cancelled":
+                    call.cancel()
+                else:
+                    await one.close()
+                await until_async("it is cancelled", lambda: waiting_calls(server) == 0)
+                server.serve(service, check)
+                assert (await status(other)).status == "fine"
+                assert service.acted == ["w one 3"], "of the other"
+                await asyncio.gather(call, return_exceptions=True)
+        finally:
+            await server.close()
+
+    asyncio.run(story())
+
+
+def test_a_master_that_ends_before_it_takes_calls_says_so_to_those_that_wait() -> None:
+    async def story() -> None:
+        server = CallServer(lambda caller: TOKEN + caller.name, term=3)
+        address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
+        async with client(address) as one:
+            call = asyncio.ensure_future(failure(status(one)))
+            await until_async("the call", lambda: waiting_calls(server) == 1)
+            await server.close()
+            assert (await call).code() is grpc.StatusCode.UNAVAILABLE
 
     asyncio.run(story())
 

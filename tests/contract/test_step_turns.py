@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from elasticdl.master.core.ps.steps import Contribution, Outlook, Steps, Trainin
 from elasticdl.master.event_queue import EventQueue
 from elasticdl.master.gateway.order_streams import OrderStreams
 from elasticdl.master.gateway.ps_registry import PsRegistry
-from elasticdl.master.gateway.servicer import MasterService, Welcome
+from elasticdl.master.gateway.servicer import MasterService, Welcome, proof_of
 from elasticdl.master.gateway.step_turns import StepTurns
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.call_client import CallClient
@@ -93,7 +94,8 @@ def test_numbers_that_no_worker_has_are_refused(tmp_path: Path, method: str, req
             stage.gateway.train_in_steps(stage.turns)
             welcome = Welcome(TOKEN, 1, lambda: "{}", lambda: "")
             service = MasterService(stage.inbox, stage.gateway, welcome, lambda: "{}", stage.core)
-            server = CallServer(service, service.proof, service.refusal)
+            server = CallServer(partial(proof_of, token=TOKEN))
+            server.serve(service, service.refusal)
             port = await server.start("127.0.0.1", 0)
             proof = proof_to_master(process_token(TOKEN, "worker-0"))
             credentials = Credentials(proof, "worker-0", "one")

@@ -345,7 +345,7 @@ def test_thousands_of_connections_have_no_large_buffers_each() -> None:
     async def story() -> int:
         certified = AUTHORITY.certified_key([MASTER_NAME])
         context = server_context(certified.certificate, certified.key)
-        server = CallServer(object(), lambda caller: "", lambda caller, method: "", context)
+        server = CallServer(lambda caller: "", context)
         port = await server.start("127.0.0.1", 0)
         trusting = client_context(TRUSTED)
         tracemalloc.start()

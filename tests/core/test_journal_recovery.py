@@ -29,7 +29,6 @@ from elasticdl.master.journal.recovery import (
     claim,
     last_start,
     last_stop,
-    recover,
     replay,
 )
 from elasticdl.master.journal.rules import worth_keeping
@@ -37,6 +36,7 @@ from elasticdl.master.journal.writer import JournalFile, JournalLimits
 from elasticdl.master.tenure import Tenure
 from tests.core.random_history import SPEC, Script, canonical
 from tests.present import present
+from tests.recovered import recover
 from tests.waiting import at_once, until
 
 pytestmark = pytest.mark.core
@@ -85,7 +85,7 @@ class Life:
             self.script.heard(commands)
 
     def next(self, run_name: str = HEADER.run) -> Recovered | None:
-        return recover(self.directory, run_name, SPEC, Limits())
+        return recover(self.directory, run_name, SPEC)
 
 
 @pytest.fixture
@@ -483,7 +483,7 @@ def test_a_journal_of_format_1_still_replays(tmp_path: Path) -> None:
     """Written by the first version of this format; see `write_golden` for how."""
     directory = tmp_path / "journal"
     shutil.copytree(GOLDEN, directory)
-    recovered = recover(directory, HEADER.run, SPEC, Limits())
+    recovered = recover(directory, HEADER.run, SPEC)
     assert recovered is not None
     known = json.loads((GOLDEN / "receipt.json").read_text())
     receipt = json.loads(json.dumps(asdict(recovered.core.receipt())))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import grpc
 import pytest
 
-from elasticdl.master.gateway.servicer import MasterService, Welcome
+from elasticdl.master.gateway.servicer import MasterService, Welcome, proof_of
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.call_client import CallClient
 from elasticdl.rpc.call_frames import METHODS, CallFailed
@@ -120,7 +121,8 @@ def test_a_message_is_taken_or_refused(
             welcome = Welcome(TOKEN, 1, lambda: "{}", lambda: "")
             stage.gateway.train_in_steps(stage.turns)
             service = MasterService(stage.inbox, stage.gateway, welcome, lambda: "{}", stage.core)
-            server = CallServer(service, service.proof, service.refusal)
+            server = CallServer(partial(proof_of, token=TOKEN))
+            server.serve(service, service.refusal)
             address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
             try:
                 for choose in rounds("messages"):

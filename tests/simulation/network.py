@@ -30,6 +30,7 @@ from elasticdl.rpc.conversation import (
     Servers,
     Settled,
 )
+from elasticdl.rpc.master_client import ATTACH_AGAIN_S
 from elasticdl.shard import Applied, Lease, ReceivedLease
 from tests.simulation.scheduler import Process, Scheduler, Task
 from tests.simulation.threads import Lock
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 AWAY_S = 120.0
 _LONG_POLL_SLACK_S = 10.0
 _ATTEMPT_S = 15.0
-_ATTACH_AGAIN_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ class Client:
                 tuple(self._received), self._revocation, tuple(sorted(self._unsettled))
             )
             again = partial(self._attach, *self._attached_with, told=told)
-            call = self._attempt(again, _ATTACH_AGAIN_S)
+            call = self._attempt(again, ATTACH_AGAIN_S)
             if call.error is None:
                 self._term = call.outcome.term
 

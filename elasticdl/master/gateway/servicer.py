@@ -162,10 +162,6 @@ class MasterService:
         self._status = status
         self._checks = checks
 
-    def proof(self, caller: Caller) -> str:
-        """See `proof_of`."""
-        return proof_of(caller, self._welcome.token)
-
     def refusal(self, caller: Caller, method: str) -> str:
         """Return why a caller who has proved its name is refused, or ''."""
         name = _process(caller)

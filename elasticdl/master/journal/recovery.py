@@ -19,7 +19,6 @@ from elasticdl.master.core.job_context import Limits
 from elasticdl.master.core.state import JobState
 from elasticdl.master.journal import files
 from elasticdl.master.journal.files import Extent, Image, Segment
-from elasticdl.paused_collection import paused_collection
 
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -50,7 +49,7 @@ class Recovered:
 def claim(directory: Path, run_name: str, term: int) -> int:
     """Become the newest master of this launch; return the term, at least `term`.
 
-    From now on no earlier master acts upon what it writes. Call it before `recover`. Raises
+    From now on no earlier master acts upon what it writes. Call it before `Recovery`. Raises
     OSError.
     """
     try:
@@ -132,14 +131,6 @@ class Recovery:
         end = Extent(last.segment.number, last.end)
         core = self._core
         return Recovered(core, core.now_s, term, last.segment.run, end, tuple(self._records))
-
-
-def recover(directory: Path, run_name: str, spec: JobSpec, limits: Limits) -> Recovered | None:
-    """Return the job of this launch; None if its journal cannot continue it, which is logged."""
-    with paused_collection():
-        recovery = Recovery(directory, run_name, spec, limits)
-        recovery.replay()
-        return recovery.recovered()
 
 
 def _newest_of(directory: Path, run_name: str) -> Segment | None:

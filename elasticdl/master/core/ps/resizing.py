@@ -171,7 +171,7 @@ class Resizing:
 
     def _prepare(self, move: Move) -> None:
         """Take a checkpoint for the new servers, or seal if another one gains nothing."""
-        if move.waits or move.snapshot is not None:
+        if move.prepares or move.snapshot is not None:
             return
         if not self._checkpointing.possible():
             self._checkpointing.hurry()
@@ -244,7 +244,7 @@ class Resizing:
     def _commit(self, move: Move) -> None:
         """Change the map: workers follow, and the sealed servers end."""
         context, before = self._context, self._context.servers
-        waits = move.waits_until(context.now_s)
+        pause = move.pause(context.now_s)
         context.server_map, context.moving = move.to, ""
         context.updates.moved(move.to.first)
         self._move, self._failures = None, 0
@@ -263,13 +263,13 @@ class Resizing:
             self._reached()
         text = (
             f"the parameters moved from {before} to {amount(move.to.number, 'server')} at version"
-            f" {move.version}; workers waited {waits}, and no update was lost"
+            f" {move.version}; workers waited {pause}, and no update was lost"
         )
         details = {
             "servers": move.to.number,
             "version": move.version,
-            "waited_s": waits.total_s,
-            **asdict(waits),
+            "waited_s": pause.total_s,
+            **asdict(pause),
         }
         context.orders.announce("scale", text, details=details)
 
@@ -365,7 +365,7 @@ class Resizing:
         elif event.loaded and event.loaded == move.base:
             loaded = move.loaded | {event.name.index}
             move = self._move = replace(move, loaded=loaded, loaded_s=event.at_s)
-            if not move.waits and move.newest != move.base:
+            if not move.prepares and move.newest != move.base:
                 self._load(move)
 
     def _not_loaded(self, name: ProcessName, move: Move) -> None:
@@ -404,7 +404,7 @@ class Resizing:
             move = move.next_round() if ours else move
             move = self._move = replace(move, newest=event.path)
             self._hold(move)
-            if not move.waits:
+            if not move.prepares:
                 self._load(move)
         elif ours:
             names = tuple(one.name for one in self._going(move.to))

@@ -31,9 +31,9 @@ class Stage(StrEnum):
 
 @final
 @dataclass(frozen=True, slots=True)
-class Waits:
-    """Seconds that workers waited: for the cut and the seal, until the last checkpoint was on disk,
-    and until all new servers had restored it.
+class Pause:
+    """How long workers waited, in seconds: for the cut and the seal, until the last checkpoint was
+    on disk, and until all new servers had restored it.
     """
 
     seal_s: float
@@ -85,7 +85,7 @@ class Move:
     saved_s: float = 0.0
 
     @property
-    def waits(self) -> bool:
+    def prepares(self) -> bool:
         """Whether new servers have yet to start, or to load `base`."""
         if self.stage is Stage.STARTING:
             return len(self.standing) < self.to.number
@@ -101,9 +101,9 @@ class Move:
             took_s=self.loaded_s - self.round_s,
         )
 
-    def waits_until(self, now_s: float) -> Waits:
+    def pause(self, now_s: float) -> Pause:
         """How long workers waited for each part of the move, if it ends now."""
-        return Waits(
+        return Pause(
             self.sealed_s - self.since_s, self.saved_s - self.sealed_s, now_s - self.saved_s
         )
 
