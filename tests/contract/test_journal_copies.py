@@ -18,7 +18,6 @@ from elasticdl.cluster.role_environment import RoleEnvironment
 from elasticdl.errors import ElasticDLError, MasterSuperseded, TransientError
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
-from elasticdl.master.core.job_context import Limits
 from elasticdl.master.core.state import JobState
 from elasticdl.master.journal import files
 from elasticdl.master.journal.copies import (
