@@ -3,8 +3,8 @@ TensorFlow's ParameterServerStrategy, over a link of 500 Mbit/s, of 2 Gbit/s, an
 
 The link is the loopback interface of a network namespace of its own, which both directions share;
 no interface outside of it is touched. Making one needs root. Samples/s; bytes a sample as the
-interface counts them; AUC after one pass. Ours is that of one worker with `--max-staleness 0`: its
-steps are the same with every precision, so nothing else differs. First what workers exchange is
+interface counts them; AUC after one pass. Our AUC is that of one worker with `--max-staleness 0`:
+its steps are the same with every precision, so nothing else differs. First what workers exchange is
 measured alone (`bench/exchange.py`), which other work on the cores disturbs least;
 `NETWORK_SYSTEMS=` (none) measures nothing else. `NETWORK_LINKS`, `NETWORK_BATCHES`,
 `NETWORK_SYSTEMS`, `NETWORK_ROUNDS` (0: no AUC, one round), `NETWORK_SECONDS` and `E2E_RECORDS`

@@ -14,7 +14,6 @@ RESIZING_TIMES (2) times.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import tempfile
@@ -28,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from bench.jobs import RunningJob, running
-from bench.step_log import steps_of
+from bench.step_log import steps_of, still_s
 
 MIB = tuple(int(one) for one in os.environ.get("RESIZING_MIB", "63,252").split(","))
 TIMES = int(os.environ.get("RESIZING_TIMES", "2"))
@@ -61,8 +60,8 @@ def _changes(rows: int) -> Iterator[dict[str, Any]]:
                 "servers": servers,
                 "waited_s": round(waited_s, 3),
                 "of_it_s": [round(details[part], 3) for part in ("seal_s", "save_s", "restore_s")],
-                "still_s": _still_s(job, done_s - waited_s - 1.0, done_s + 2.0),
-                "usual_s": _still_s(job, asked_s - REST_S, asked_s),
+                "still_s": still_s(job.directory, done_s - waited_s - 1.0, done_s + 2.0),
+                "usual_s": still_s(job.directory, asked_s - REST_S, asked_s),
                 "took_s": round(done_s - asked_s, 1),
             }
 
@@ -108,12 +107,6 @@ def _moved(job: RunningJob, number: int) -> dict[str, Any] | None:
     lines = (job.directory / "events.jsonl").read_text().splitlines()
     moves = [one for one in map(json.loads, lines) if "waited_s" in one["details"]]
     return moves[number - 1] if len(moves) >= number else None
-
-
-def _still_s(job: RunningJob, begin_s: float, end_s: float) -> float:
-    steps_s = sorted(itertools.chain(*steps_of(job.directory).values()))
-    inside = [one for one in steps_s if begin_s <= one <= end_s]
-    return round(max(b - a for a, b in itertools.pairwise([begin_s, *inside, end_s])), 3)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ job's directory, a file a worker.
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from pathlib import Path
@@ -32,3 +33,10 @@ def steps_of(job: Path) -> dict[str, list[float]]:
         whole = path.read_text().rpartition("\n")[0]
         found[path.stem] = [float(line.split()[0]) for line in whole.splitlines()]
     return found
+
+
+def still_s(job: Path, begin_s: float, end_s: float) -> float:
+    """The longest time without a step of any worker, in seconds, between two times."""
+    steps_s = sorted(itertools.chain(*steps_of(job).values()))
+    inside = [one for one in steps_s if begin_s <= one <= end_s]
+    return round(max(b - a for a, b in itertools.pairwise([begin_s, *inside, end_s])), 3)

@@ -69,9 +69,8 @@ from elasticdl.tokens import process_token, run_name
 from elasticdl.tracking.choice import what_to_send
 
 PROGRESS_EVERY_S = 2.0
-_EVENTS_AT_ONCE, _EVENTS_PAUSE_S = 200, 0.05
-"""How many events of earlier masters are read at once, which takes some milliseconds, and then the
-pause. All processes of the job attach meanwhile."""
+_EVENTS_PAUSE_S = 0.05
+"""Between two portions of events of earlier masters. All processes of the job attach meanwhile."""
 _MAIN_TASK = {
     Action.TRAIN: Task.TRAINING,
     Action.EVALUATE: Task.EVALUATION,
@@ -362,8 +361,7 @@ class Master:
             self._platform.progressed(self.core.records_done)
 
     async def _read_events(self) -> None:
-        while self.record.event_log.catch_up(_EVENTS_AT_ONCE):
-            await asyncio.sleep(_EVENTS_PAUSE_S)
+        await self._view.all_events_read(_EVENTS_PAUSE_S)
 
     def _resume_work(
         self, sources: tuple[Source, ...], begin_from: str, restore_from: str | None

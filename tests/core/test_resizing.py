@@ -254,6 +254,8 @@ def test_the_map_changes_when_all_new_servers_have_restored_the_cut() -> None:
     assert of(c.KeepServers, commands) == [c.KeepServers(3)]
     assert of(c.PruneCheckpoints, commands) == [c.PruneCheckpoints(1)]
     assert "from 2 to 3 servers at version 1" in said(commands)
+    again = job.put(e.MasterTookOver(0, 2, 1.0))
+    assert of(c.PruneCheckpoints, again) == [c.PruneCheckpoints(1)], "perhaps it did not"
     job.die(ps(0), ExitStatus(exit_code=0))
     job.die(ps(1))
     assert not of(c.StartProcess, job.tick()), "nobody replaces them"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -12,9 +13,10 @@ from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.data.pieces import Stage
 from elasticdl.master.core.presence import presence_of
+from elasticdl.master.core.state import JobState
 from elasticdl.shard import Applied, ReceivedLease, Task
 from tests.core.conftest import Bench, ps, worker
-from tests.core.random_history import canonical
+from tests.core.random_history import SPEC, Script, canonical
 from tests.present import present
 
 pytestmark = pytest.mark.core
@@ -182,13 +184,35 @@ def test_what_the_cluster_shows_again_is_no_news(bench: type[Bench]) -> None:
     shown = ProcessObserved(worker(0), running=True, where="node")
     assert job.state.is_news(shown)
     job.attach(ps(0), worker(0))
+    assert job.state.is_news(shown), "it attached sooner than it was seen"
     job.put(e.ProcessSeen(0, worker(0), True, "node"))
     assert not job.state.is_news(shown)
     before = canonical(job.state)
     job.put(e.ProcessSeen(0, worker(0), shown.running, shown.where))
     assert canonical(job.state) == before
     assert job.state.is_news(replace(shown, where="another"))
+    assert job.state.is_news(replace(shown, place=worker(5)))
     assert job.state.is_news(replace(shown, name=worker(7)))
+
+
+@pytest.mark.parametrize("seed", [1, 2, 5])
+def test_what_is_no_news_changes_nothing_at_any_time(seed: int) -> None:
+    choose = random.Random(seed)
+    script, state, known = Script(choose), JobState(SPEC), 0
+    for _ in range(250):
+        script.heard(state.handle(script.next()))
+        going = sorted(state.going)
+        name = choose.choice([*going, worker(9)])
+        where = choose.choice(["n", "n", "", "another"])
+        shown = ProcessObserved(name, choose.random() < 0.8, where)
+        if not state.is_news(shown):
+            known += 1
+            # It is made when it is needed.
+            state._context.processes.live_workers()
+            before = canonical(state)
+            state.handle(e.ProcessSeen(state.now_s, name, shown.running, where))
+            assert canonical(state) == before
+    assert known > 3
 
 
 def test_what_a_worker_does_has_not_ended_because_another_master_hears_of_it(

@@ -8,7 +8,6 @@ most are not in float32. So the weights have to be, bit for bit, those of a job 
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import random
@@ -24,7 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.step_log import steps_of
+from bench.step_log import still_s
 from elasticdl.checkpoint import inspection
 from tests import churn
 from tests.conftest import ROOT, Job
@@ -187,13 +186,6 @@ def check_exact(tmp_path: Path) -> None:
     assert found.total == EPOCHS * UNIT * RECORDS
 
 
-def still_s(job: Job, begin_s: float, end_s: float) -> float:
-    """The longest time without a step of any worker: with what they wait anyhow."""
-    steps_s = sorted(itertools.chain(*steps_of(job.directory).values()))
-    inside = [one for one in steps_s if begin_s <= one <= end_s]
-    return max(b - a for a, b in itertools.pairwise([begin_s, *inside, end_s]))
-
-
 @pytest.mark.parametrize("seed", range(churn.SEEDS or 1))
 def test_the_number_of_servers_changes_there_and_back_with_kills_and_loses_no_update(
     seed: int, start: Callable[..., Job], tmp_path: Path
@@ -213,7 +205,7 @@ def test_the_number_of_servers_changes_there_and_back_with_kills_and_loses_no_up
             return len(moves(job)) == done
 
         until(f"there are {number} servers", changed, LIMIT_S, every_s=0.2)
-        print(f"no step for {still_s(job, begin_s, time.time()):.2f} s")
+        print(f"no step for {still_s(job.directory, begin_s, time.time()):.2f} s")
     assert job.pids("worker") == workers, "no worker was restarted"
     until(
         "the memory of all other servers is free", lambda: len(kept(job)) == 2, LIMIT_S, every_s=0.2

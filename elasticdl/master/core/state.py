@@ -126,8 +126,7 @@ class JobState:
     def is_news(self, shown: ProcessObserved) -> bool:
         """Whether what the cluster shows of a process is not known yet.
 
-        If it is known, nothing can make it news again: a process keeps its node and its place, and
-        has run once and for all.
+        If it is known, `ProcessSeen` of it would change nothing.
         """
         return self._parts.lifecycle.is_news(shown)
 

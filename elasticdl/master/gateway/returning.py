@@ -53,8 +53,8 @@ class ReturningProcesses:
         loop.call_later(_QUIET_S, self._look, len(self._missing), looks - 1)
 
     def _look(self, missed: int, looks: int) -> None:
-        # Nobody comes before the master listens, which takes a moment: the first check does not
-        # count.
+        # Nobody can attach before the master serves, which takes a moment: the first check does
+        # not count.
         none_came = len(self._missing) == missed and looks < _LOOKS - 1
         if none_came or not looks:
             self._go_on()

@@ -37,7 +37,7 @@ class JournalLimits:
     disk. An image is due after `image_events`, which bounds the replay, and after `image_times` the
     time that the last image took, which bounds its share of the master's time. After one of
     `beside_bytes` a child process writes the next, and another is due after `beside_times` its
-    CPU time.
+    CPU time, or after as long as it took if that is longer.
 
     With `sync_every_s` 0 each batch of events waits for the disk: the next master may run on
     another machine. With `math.inf` no event does: the next master reads no disk of this one.
@@ -62,8 +62,8 @@ class JournalFile:
     and the journal continues with an image of the state as soon as the disk takes one.
 
     After `flush` the kernel has the events, so the end of this process does not lose them. A
-    machine failure loses at most the events of `sync_every_s`, and those of the time that the disk
-    takes.
+    machine failure loses at most the events of `sync_every_s` and of one sync, or of twice the time
+    of a slow sync: one that had begun before an event does not count for it.
 
     Two masters may write at once, if one does not know that it was replaced. The later one says in
     its first segment from where it goes on, so what the earlier one still writes does not count.

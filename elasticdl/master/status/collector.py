@@ -137,15 +137,15 @@ class Collector:
         if begin_s < self._save_at_s:
             return
         text, status = self._text(), ""
-        took_s = self._clock.now_s() - begin_s
+        curves_s = self._clock.now_s() - begin_s
         # Let tasks that are waiting run between the two.
         await asyncio.sleep(0)
-        took_s -= self._clock.now_s()
+        again_s = self._clock.now_s()
         if self._newest_path is not None and self._status is not None:
             status = json.dumps({"status": self._status.to_json()})
-        took_s += self._clock.now_s()
+        status_s = self._clock.now_s() - again_s
         # Save less often when encoding is slow: it blocks the event loop.
-        self._affordable_at_s = begin_s + took_s / _SAVE_SHARE
+        self._affordable_at_s = begin_s + (curves_s + status_s) / _SAVE_SHARE
         self._save_at_s = max(begin_s + _SAVE_EVERY_S, self._affordable_at_s)
         await asyncio.to_thread(self._write, text, status)
 

@@ -57,6 +57,7 @@ class HtmlRoutes:
             # the page.
             return _html(render_sign_in(), 401 if "Authorization" in request.headers else 200)
         async with self._drawing:
+            await self._view.all_events_read()
             snapshot = snapshot_of(self._view, self._change_feed)
             read_only = visitor is Visitor.VIEWER
             return _html(await asyncio.to_thread(render_page, snapshot, read_only=read_only))

@@ -23,6 +23,8 @@ from elasticdl.master.status.responses import Refusal
 
 FRESH_S = 0.5
 _HANDLED_WITHIN_S = 10.0
+_EVENTS_AT_ONCE = 200
+"""Reading so many takes some milliseconds."""
 _STATES: dict[str, str] = {
     Phase.STARTING: "starting",
     Phase.WORKING: "running",
@@ -74,6 +76,14 @@ class JobView:
         """Set once processes can start."""
         self._reading: StatusReading | None = None
         self._read_s = 0.0
+
+    async def all_events_read(self, pause_s: float = 0.0) -> None:
+        """Read the older events of earlier masters, in portions with a pause between.
+
+        Await it before `snapshot` and `timeline`, which would read the rest at once.
+        """
+        while self.event_log.catch_up(_EVENTS_AT_ONCE):
+            await asyncio.sleep(pause_s)
 
     def expire(self) -> None:
         """Make the next reading current."""

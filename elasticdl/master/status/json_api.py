@@ -45,6 +45,7 @@ class JsonApi:
 
     async def snapshot(self, request: web.Request) -> web.Response:
         """Return `snapshot_of`; with `?logs=1` also the ends of the logs, for a report."""
+        await self._view.all_events_read()
         if "logs" in request.query:
             status = self._view.reading().status
             logs = await asyncio.to_thread(ends_in, self._log_directory, status)
@@ -61,6 +62,7 @@ class JsonApi:
 
     async def timeline(self, _request: web.Request) -> web.Response:
         """See Timeline."""
+        await self._view.all_events_read()
         return self._once("timeline", self._view.timeline)
 
     async def series(self, _request: web.Request) -> web.Response:

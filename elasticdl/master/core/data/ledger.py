@@ -201,8 +201,8 @@ class Ledger:
         return list(self._of_worker.get(worker, {}).values())
 
     def without_lease(self, workers: Mapping[ProcessName, object]) -> set[ProcessName]:
-        """Which of these hold nothing, or something that they are to give back."""
-        # A set takes the hashes of a dictionary's keys; to compute them takes ten times as long.
+        """Which of these hold nothing, and who is to give back what it holds."""
+        # A set copies the hashes of a dictionary's keys. To compute them calls Python code.
         free = set(workers).difference(self._of_worker)
         free.update(held.worker for held in self.held.values() if held.stage is Stage.CLOSING)
         return free

@@ -290,8 +290,7 @@ class Resizing:
             context.orders.give(UnsealServers(move.snapshot))
             context.moving = ""
             self._forgive()
-        if self._checkpointing.saved:
-            context.orders.give(PruneCheckpoints(self._checkpointing.saved[-1].version))
+        self._prune()
         for index in move.to.indices:
             if (process := context.processes.server(index)) is not None:
                 self._scaling.stop(process, 0.0, why)
@@ -299,6 +298,11 @@ class Resizing:
                 # It has ended. A platform may keep its memory for a next process.
                 gone = ProcessName(Role.PS, index)
                 context.orders.give(StopProcess(gone, 0.0, why, for_good=True))
+
+    def _prune(self) -> None:
+        """Remove the checkpoints that the job does not keep. A change removes none."""
+        if saved := self._checkpointing.saved:
+            self._context.orders.give(PruneCheckpoints(saved[-1].version))
 
     def _fail(self, problem: str) -> None:
         assert self._move is not None and self._wanted is not None
@@ -342,6 +346,9 @@ class Resizing:
         if self._move is not None:
             self._withdraw(self._move, "another master continues the job")
             self._retry_at_s = self._context.now_s
+        elif self._next_index > self._context.servers:
+            # There was a change.
+            self._prune()
 
     # events
 
