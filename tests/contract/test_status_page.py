@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 
 from elasticdl.cluster.base import ProcessName
+from elasticdl.history.event_log import EventLog
 from elasticdl.job_status import JobStatus
 from elasticdl.master.core.data.shard_list import ShardState
 from tests.contract.status_stage import PS, Stage, browser, played, staged, worker
@@ -80,6 +81,34 @@ def test_what_is_no_number_is_null(tmp_path: Path) -> None:
                 json.loads(await answer.text(), parse_constant=pytest.fail)
         status = JobStatus.from_json(await read(session, "/api/v1/status"))
         assert status.loss is None and status.records.trained == 8
+
+    played(tmp_path, scene)
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/api/v1/snapshot", "/api/v1/snapshot?logs=1", "/api/v1/timeline"]
+)
+def test_a_page_that_is_asked_for_early_reads_old_events_in_portions(
+    tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = EventLog(tmp_path / "events.jsonl", 1_000.0)
+    for index in range(1_700):
+        stamp = {"at": 1_000.0 + index, "at_s": float(index)}
+        before.append(stamp, {"kind": "process", "text": "it goes on"})
+    before.close()
+    read_at_once, catch_up = list[int](), EventLog.catch_up
+
+    def counted(log: EventLog, most: int | None = None) -> bool:
+        unread = len(log._unread)
+        left = catch_up(log, most)
+        read_at_once.append(unread - len(log._unread))
+        return left
+
+    async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
+        monkeypatch.setattr(EventLog, "catch_up", counted)
+        async with session.get(path) as answer:
+            assert answer.status == 200
+        assert sum(read_at_once) == 700 and max(read_at_once) == 200
 
     played(tmp_path, scene)
 
