@@ -195,14 +195,19 @@ class BadNetwork:
         self._target = (host, int(port))
         self._random = random.Random(seed)
         self.breaks_left = breaks
-        self.overheard = bytearray()
-        """All that it carried, both ways."""
+        self._heard: list[bytearray] = []
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._start(self._accept)
+
+    @property
+    def overheard(self) -> bytes:
+        """All that it carried, one direction of a connection after the other."""
+        with self._lock:
+            return b" ".join(self._heard)
 
     def _start(self, work: Callable[..., object], *arguments: object) -> None:
         thread = threading.Thread(target=work, args=arguments, daemon=True)
@@ -228,6 +233,8 @@ class BadNetwork:
                 self._start(self._carry, server, client)
 
     def _carry(self, source: socket.socket, sink: socket.socket) -> None:
+        heard = bytearray()
+        self._heard.append(heard)
         with suppress(OSError):
             while data := source.recv(self._random.choice(self._pieces)):
                 if self._bytes_per_s is not None:
@@ -235,7 +242,7 @@ class BadNetwork:
                 with self._lock:
                     broken = self.breaks_left > 0 and self._random.random() < 0.03
                     self.breaks_left -= broken
-                    self.overheard += data
+                    heard += data
                 sink.sendall(data[: self._random.randint(0, len(data))] if broken else data)
                 if broken:
                     break

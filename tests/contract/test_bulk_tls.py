@@ -153,7 +153,7 @@ def test_an_eavesdropper_sees_tensors_only_without_tls(authority: Authority, sec
         pool.push(update(1, (0,), values, ids=[123456789012345]), timeout_s=LIMIT_S)
         pool.pull([as_ids([123456789012345])], timeout_s=LIMIT_S)
         secrets = (values[10:20].tobytes(), np.int64(123456789012345).tobytes(), b"worker-77")
-        overheard = bytes(network.overheard)
+        overheard = network.overheard
         assert [secret in overheard for secret in secrets] == [not secured] * 3
         assert TOKEN.encode() not in overheard
     finally:

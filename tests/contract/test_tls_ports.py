@@ -21,6 +21,9 @@ import pytest
 from elasticdl.cluster.base import ProcessName
 from elasticdl.cluster.role_environment import RoleEnvironment
 from elasticdl.errors import PermanentError, TransientError, UserError
+from elasticdl.jobdir.layout import JobDirectory
+from elasticdl.master.certificates import certificates
+from elasticdl.master.platform.platform import MasterEnvironment
 from elasticdl.master.status.limits import PageLimits
 from elasticdl.native import _native
 from elasticdl.ps.lifecycle import control_server
@@ -42,6 +45,7 @@ from tests.contract.ps_stage import BadNetwork
 from tests.contract.status_stage import BEARER, get, staged
 from tests.contract.status_stage import TOKEN as PAGE_TOKEN
 from tests.contract.test_ring_rendezvous import ask
+from tests.present import present
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(60)]
 
@@ -121,9 +125,9 @@ def test_an_eavesdropper_sees_calls_and_their_proof_only_without_tls(
         try:
             with client(network.address, TRUSTED if secured else None) as worker:
                 worker.attach()
-            overheard = bytes(network.overheard)
         finally:
             network.close()
+    overheard = network.overheard
     proof = proof_to_master(process_token(TOKEN, "worker-1")).encode()
     assert overheard and [text in overheard for text in (proof, b"checkpoints/version-5")] == [
         not secured,
@@ -503,3 +507,11 @@ def test_a_port_that_nobody_serves_is_no_problem_of_tls() -> None:
     with client(address, TRUSTED, SHORT_S) as worker, pytest.raises(TransientError) as caught:
         worker.attach()
     assert "TLS" not in str(caught.value)
+
+
+def test_browsers_may_resume_a_session_and_processes_get_no_tickets_for_it(tmp_path: Path) -> None:
+    environment = MasterEnvironment(
+        JobDirectory(tmp_path), "t", "127.0.0.1", 0, authority=AUTHORITY
+    )
+    made = certificates(environment)
+    assert present(made.own).num_tickets == 0 and present(made.page).num_tickets > 0
