@@ -337,9 +337,11 @@ class Master:
 
     def _take_over(self, recovered: Recovered, executor: Executor) -> None:
         """Give the orders again that an earlier master may not have carried out."""
-        for command in recovered.records_after(self.record.event_log.last_s):
-            executor.carry_out(command)
+        unrecorded = recovered.records_after(self.record.event_log.last_s)
+        # They get the present time, so they come after the end of the earlier master.
         self._tell_end_of_predecessor()
+        for command in unrecorded:
+            executor.carry_out(command)
         at_s = self.queue.at_s()
         self.queue.post(MasterTookOver(at_s, self._term, self.record.away_s(at_s)))
 
