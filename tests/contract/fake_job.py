@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -126,7 +126,7 @@ class NoArchive:
     async def save(self, command: object, snapshots: object) -> SavedCheckpoint:
         raise PermanentError("nothing is kept here")
 
-    async def prune(self, version: int) -> None: ...
+    async def prune(self, version: int, held: Collection[str]) -> None: ...
 
     def keep_scale(self, low: int, high: int) -> None: ...
 

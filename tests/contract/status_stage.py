@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ class NoArchive:
     async def save(self, command: do.SaveSnapshot, snapshots: Any) -> SavedCheckpoint:
         raise PermanentError("no space left on device")
 
-    async def prune(self, version: int) -> None: ...
+    async def prune(self, version: int, held: Collection[str]) -> None: ...
 
     def keep_scale(self, low: int, high: int) -> None: ...
 

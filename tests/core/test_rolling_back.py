@@ -51,6 +51,12 @@ class Steps(Bench):
         self.attach(following, restored=restored)
         return following
 
+    def newest(self, index: int) -> ProcessName:
+        """The newest process of a server, whatever its state."""
+        return max(
+            one.name for one in self.state._context.processes.servers if one.name.index == index
+        )
+
     def stopped(self) -> list[ProcessName]:
         return [one.name for one in self.of(c.StopProcess)]
 
@@ -153,13 +159,14 @@ def test_the_only_server_returns_alone() -> None:
     assert (job.total["trained"], job.total["repeated"]) == (16, 16)
 
 
-def test_a_server_that_took_on_its_memory_meanwhile_restores_too() -> None:
+def test_a_server_that_is_starting_starts_anew() -> None:
+    """It may have been told another checkpoint, or have found its memory."""
     job = trained()
     job.die(ps(0))
     job.lose(ps(1), restored=2)
-    assert not job.stopped(), "the next process of the other one is still to come"
-    job.put(e.ProcessAttached(0, ps(0, 1), "c", "at-ps-0.1", 4, kept=True))
     assert job.stopped() == [ps(0, 1)] and job.state.roll_back is not None
+    job.put(e.ProcessAttached(0, ps(0, 1), "c", "at-ps-0.1", 4, kept=True))
+    assert job.state.roll_back is not None, "it is ended, whatever it says"
     job.comes_back(ps(0, 1), restored=2)
     assert job.state.roll_back is None
     assert (job.updates.lost, job.total["repeated"]) == (0, 16)
@@ -181,21 +188,20 @@ def test_all_take_an_older_checkpoint_if_one_cannot_read_the_newest(lost: int) -
     job = trained()
     job.checkpoint(4)
     job.steps(job.lease(), 0, 16)
-    job.lose(ps(lost), restored=2 if lost else 4)
-    if not lost:
-        assert present(job.state.roll_back).version == 4
-        job.comes_back(ps(1), restored=2)
-        assert job.said("ps-1.1 could not read the checkpoint of version 4")
+    following = job.lose(ps(lost), restored=2 if lost else 4)
+    assert present(job.state.roll_back).version == 4
+    unable = following if lost else ps(1)
+    job.comes_back(unable, restored=2)
+    assert job.said(f"ps-1.{unable.incarnation + 1} could not read the checkpoint of version 4")
     back = present(job.state.roll_back)
-    assert (back.version, back.path) == (2, "version-2")
-    other = ps(0, 1 - lost)
-    assert job.stopped()[-1] == other
-    job.comes_back(other, restored=2)
+    assert (back.version, back.path, back.restored) == (2, "version-2", frozenset())
+    for index in (0, 1):
+        job.comes_back(job.newest(index), restored=2)
     assert job.state.roll_back is None
     assert job.updates == UpdateCounts(2, 0, 4, at_least=False)
     assert (job.total["trained"], job.total["repeated"]) == (16, 32)
     # The one that could not be read is of steps that are undone: nobody returns to it.
-    job.servers = tuple(one.name for one in job.state._context.processes.servers if one.live)
+    job.servers = job.newest(0), job.newest(1)
     job.steps(job.lease(), 0, 16)
     job.lose(job.servers[0], restored=4)
     assert present(job.state.roll_back).version == 2
@@ -227,17 +233,16 @@ def test_a_step_that_only_some_servers_applied_before_the_first_checkpoint_was_c
     job.put(e.StepApplied(0, 3, False, BOTH))
     assert job.state.roll_back is None
     saved = e.SnapshotSaved(0, taken, 2, "version-2", 1)
-    if first == "the checkpoint":
-        job.put(saved)
-        assert job.stopped() == [ps(0)]
+    if first == "the server":
+        # What it says of the checkpoint is no proof that it is complete.
         job.attach(ps(1, 1), restored=2)
-    else:
-        job.attach(ps(1, 1), restored=2)
-        assert job.stopped() == [ps(0)]
-        job.put(saved)
+        assert not job.stopped()
+    job.put(saved)
+    assert job.stopped() == [ps(0), ps(1, 1)]
     job.comes_back(ps(0), restored=2)
+    job.comes_back(ps(1, 1), restored=2)
     assert job.state.roll_back is None
-    assert job.updates == UpdateCounts(2, 0, 0, at_least=False)
+    assert job.updates == UpdateCounts(2, 0, 0, at_least=first == "the server")
 
 
 @pytest.mark.parametrize("complete", [True, False])
@@ -268,36 +273,61 @@ def test_a_step_under_way_when_a_server_came_back_brings_all_back(complete: bool
     assert job.updates == UpdateCounts(2, 0, int(complete), at_least=False)
 
 
-def test_a_checkpoint_that_is_completed_meanwhile_is_the_better_one() -> None:
-    job = trained()
-    job.put(e.CheckpointRequested(0))
-    taken = job.of(c.TakeSnapshot)[-1].snapshot
-    job.put(e.SnapshotCut(0, taken, 4, {}))
-    job.steps(job.lease(), 0, 16)
-    job.lose(ps(1), restored=2)
-    assert present(job.state.roll_back).version == 2
-    job.put(e.SnapshotSaved(0, taken, 4, "version-4", 1))
-    assert present(job.state.roll_back).version == 4
-    job.comes_back(ps(0), restored=4)
-    job.comes_back(ps(1, 1), restored=4)
-    assert job.state.roll_back is None
-    assert job.updates == UpdateCounts(4, 0, 2, at_least=False)
-    assert job.total["trained"] == 32
-
-
-def test_a_checkpoint_that_a_server_has_read_before_the_master_noted_it() -> None:
-    job = trained()
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_checkpoint_that_is_completed_meanwhile_changes_nothing(keep: int) -> None:
+    """It has undone steps: it is not listed, takes no place, and is not the last one."""
+    job = trained(keep_checkpoint_max=keep)
     job.put(e.CheckpointRequested(0))
     taken = job.of(c.TakeSnapshot)[-1].snapshot
     job.put(e.SnapshotCut(0, taken, 4, {}))
     job.steps(job.lease(), 0, 16)
     job.lose(ps(1), restored=4)
-    back = present(job.state.roll_back)
-    assert (back.version, back.path) == (4, ""), "the newest one that there is"
-    job.comes_back(ps(0), restored=4)
-    job.put(e.SnapshotSaved(0, taken, 4, "version-4", 1))
+    assert job.stopped() == [ps(0), ps(1, 1)], "the server has read it before it was reported"
+    chosen = present(job.state.roll_back)
+    assert (chosen.version, chosen.path) == (2, "version-2")
+    commands = job.put(e.SnapshotSaved(0, taken, 4, "version-4", 1))
+    assert not job.of(c.PruneCheckpoints, commands), "the servers read version 2"
+    assert job.state.roll_back == chosen
+    job.comes_back(ps(0), restored=2)
+    job.comes_back(ps(1, 1), restored=2)
     assert job.state.roll_back is None
-    assert job.updates == UpdateCounts(4, 0, 2, at_least=False)
+    assert job.updates == UpdateCounts(2, 0, 4, at_least=False)
+    assert [one.path for one in job.state.status().checkpoints] == ["version-2"]
+    job.servers = ps(0, 1), ps(1, 2)
+    job.steps(job.lease(), 0, 16)
+    job.checkpoint(6)
+    listed = ("version-2", "version-6")[-keep:]
+    assert tuple(one.path for one in job.state.status().checkpoints) == listed
+    assert job.of(c.PruneCheckpoints)[-1] == c.PruneCheckpoints(6, listed)
+
+
+def test_a_last_checkpoint_of_undone_steps_is_not_the_last() -> None:
+    job = trained(output="out")
+    job.train_all()
+    taken = job.of(c.TakeSnapshot)[-1].snapshot
+    job.put(e.SnapshotCut(0, taken, 8, {}))
+    job.put(e.StepApplied(0, 5, False, BOTH))
+    job.comes_back(ps(0), restored=2)
+    job.comes_back(ps(1), restored=2)
+    job.put(e.SnapshotSaved(0, taken, 8, "version-8", 1))
+    job.train_all()
+    assert job.state.status().phase == "checkpointing"
+    assert job.of(c.TakeSnapshot)[-1].snapshot != taken
+
+
+def test_a_shard_that_was_parked_since_counts_once() -> None:
+    job = trained(max_failed_shards=1)
+    for _ in range(2):
+        for attempt in range(3):
+            assert not job.state.status().parked
+            # It ends short.
+            job.progress(0, job.lease(), 8 + attempt, done=True)
+        assert len(job.state.status().parked) == 1
+        server = job.newest(1)
+        job.lose(server, restored=2)
+        assert not job.state.status().parked
+        job.comes_back(job.newest(0), restored=2)
+        assert job.state.roll_back is None
 
 
 def test_a_view_that_is_cut_meanwhile_becomes_no_checkpoint() -> None:
@@ -364,13 +394,14 @@ def test_without_a_checkpoint_the_others_go_on_and_what_is_lost_counts() -> None
     assert job.updates == UpdateCounts(0, 2, 0, at_least=False)
 
 
-def test_what_no_known_checkpoint_has_counts_as_lost() -> None:
-    """A server restored one of an earlier run, since all others are damaged."""
+def test_a_job_whose_checkpoints_are_all_damaged_fails() -> None:
+    """The servers that have ended have no values that go with the ledger."""
     job = trained()
     job.lose(ps(1), restored=2)
     job.comes_back(ps(0), restored=1)
-    assert job.state.roll_back is None
-    assert job.said("ps-0.1 restored version 1 and lost at least 1 update of its part")
+    outcome = present(job.state._context.outcome)
+    assert "ps-0.1 could not read the checkpoint of version 2, and there is no" in outcome.message
+    assert "version-2" in outcome.hint
 
 
 def test_a_job_that_is_ending_returns_to_nothing() -> None:

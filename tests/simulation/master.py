@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 from elasticdl.cluster.base import ProcessName, ProcessSpec
@@ -131,11 +131,16 @@ class Archive:
         parts = await snapshots.save(command.snapshot, path, pause_s=command.pause_s)
         self._world.truth.saved(command, path)
         self.restore_from = path
+        if not (command.hurried or command.keeps):
+            await self.prune(command.version, command.held)
         paused_s = min((part.paused_s for part in parts), default=0.0)
         return SavedCheckpoint(path, 1, paused_s=paused_s)
 
-    async def prune(self, version: int) -> None:
-        """The simulated disk is large enough."""
+    async def prune(self, version: int, held: Collection[str]) -> None:
+        # Removals while the number of servers changes are not simulated.
+        if self._world.plan.spec.trains_in_steps:
+            keep = self._world.plan.spec.checkpoint.keep_checkpoint_max
+            self._world.disk.prune(version, keep, held)
 
     def keep_scale(self, low: int, high: int) -> None:
         """Nobody resumes."""

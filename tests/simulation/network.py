@@ -186,7 +186,7 @@ class Client:
             2.0,
             master.spec,
             servers.addresses,
-            (back.path if back else "") or master.archive.restore_from,
+            back.path if back else master.archive.restore_from,
             first_server=servers.first,
             place=self._name.index - place.first,
             places=place.number,

@@ -7,7 +7,7 @@ rest is the workers' own: who trains on what, who has which step, what is told o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -478,18 +478,28 @@ class Disk:
         """Of what servers saved, by directory: as its manifest has it."""
         self.damaged: set[tuple[str, int]] = set()
         """Parts that cannot be read: their directory, and the index of their server."""
+        self.removed: set[str] = set()
         self.fails: Callable[[], bool] = lambda: False
 
-    def damage_newest(self, server: int) -> None:
-        """A part of the newest checkpoint cannot be read, if there is an earlier one."""
-        newest = next(reversed(self.versions), "")
-        if newest and self.before(newest):
-            self.damaged.add((newest, server))
+    def damage_newest(self, listed: Sequence[str], server: int) -> None:
+        """A part of the newest one of a job cannot be read, if an earlier one is intact."""
+        damaged = {directory for directory, _ in self.damaged}
+        if any(one not in damaged for one in listed[:-1]):
+            self.damaged.add((listed[-1], server))
+
+    def prune(self, version: int, keep: int, held: Collection[str]) -> None:
+        """As `checkpoint.store.prune`."""
+        older = {one: of for one, of in self.versions.items() if of <= version}
+        there = [one for one in older if one not in self.removed]
+        there.sort(key=lambda one: older[one], reverse=True)
+        self.removed.update(one for one in there[keep:] if keep and one not in held)
 
     def before(self, directory: str) -> list[str]:
         """The directories of earlier versions, newest first, as `checkpoint.store.before`."""
         version = self.versions[directory]
-        older = [one for one, of in self.versions.items() if of < version]
+        older = [
+            one for one, of in self.versions.items() if of < version and one not in self.removed
+        ]
         return sorted(older, key=lambda one: self.versions[one], reverse=True)
 
     def write(self, directory: Path, version: int, arrays: Mapping[str, Any]) -> PartFile:

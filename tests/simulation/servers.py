@@ -364,6 +364,8 @@ def _serve(world: World, running: Running) -> int:
         saved = found
     if saved:
         disk = world.disk
+        if saved in disk.removed:
+            world.truth.violated(f"{running.name} is told to restore {saved}, which was removed")
         # As `restore_newest_intact`.
         tries = [saved, *disk.before(saved)]
         saved = next((one for one in tries if (one, server.index) not in disk.damaged), "")

@@ -259,9 +259,8 @@ class World:
             self.server_tears.append(None)
             return
         if fault.kind == "damage":
-            # Of a job that keeps one checkpoint there is no other.
-            if self.plan.spec.checkpoint.keep_checkpoint_max != 1:
-                self.disk.damage_newest(int(fault.draw * self.plan.servers))
+            listed = [one.path for one in self.master.state.status().checkpoints]
+            self.disk.damage_newest(listed, int(fault.draw * self.plan.servers))
             return
         role = Role.PS if fault.kind.endswith("server") else Role.WORKER
         there = sorted(

@@ -170,9 +170,13 @@ class KeepServers(Command):
 
 @dataclass(frozen=True, slots=True)
 class PruneCheckpoints(Command):
-    """Remove checkpoints before `version`, but for the newest ones that the job keeps."""
+    """Remove checkpoints before `version`, but for the newest ones that the job keeps.
+
+    The directories `held` stay, too.
+    """
 
     version: int
+    held: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +244,8 @@ class SaveSnapshot(Command):
     """Of pauses that each server may make in all while it writes, so that training keeps the
     processors; 0: somebody waits for the checkpoint.
     """
+    keeps: bool = False
+    """Whether older ones stay until PruneCheckpoints: the job may go back to one meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -378,15 +378,17 @@ class JobContext:
         self.orders.announce("job", f"job failed: {message}", level="error", details=details)
         self.phase, self.phase_since_s = Phase.ENDING, self.now_s
 
+    def went_back(self, before: Ledger, again: Ledger) -> None:
+        """Replace the parked shards of a ledger by those of an earlier one."""
+        undone = {_parked(before.task, piece) for piece in before.parked}
+        others = [one for one in self.given_up if one not in undone]
+        self.given_up = [*others, *(_parked(again.task, piece) for piece in again.parked)]
+
     def give_up(self, task: Task, piece: Piece) -> None:
         """Record a parked shard; fail the job if more are parked than the user allows."""
-        shard = piece.shard
-        text = (
-            f"{task} shard {shard.id} ({shard.source} records {shard.begin} to {shard.end}) failed"
-            f" {amount(len(piece.failures), 'time')}"
-        )
+        shard, text = piece.shard, _failed(task, piece)
         reasons = attempts(piece.failures)
-        self.given_up.append(f"{text}:\n{reasons}")
+        self.given_up.append(_parked(task, piece))
         details = {"shard": int(shard.id), "failures": len(piece.failures)}
         self.orders.announce(
             "shard", f"{text} and is skipped:\n{reasons}", level="error", details=details
@@ -418,3 +420,16 @@ class JobContext:
                 f" first: {first}",
                 hint="correct the data, or skip such records with --max-bad-records",
             )
+
+
+def _failed(task: Task, piece: Piece) -> str:
+    shard = piece.shard
+    return (
+        f"{task} shard {shard.id} ({shard.source} records {shard.begin} to {shard.end}) failed"
+        f" {amount(len(piece.failures), 'time')}"
+    )
+
+
+def _parked(task: Task, piece: Piece) -> str:
+    """A parked shard in words, as in `given_up`."""
+    return f"{_failed(task, piece)}:\n{attempts(piece.failures)}"

@@ -209,7 +209,7 @@ class CheckpointArchive:
             raise TransientError(f"cannot write to {making}: {error.strerror or error}") from error
         self.restore_from = str(directory)
         self._newest_taken = _Newest(command.snapshot, directory, manifest, command.hurried)
-        if not command.hurried:
+        if not (command.hurried or command.keeps):
             await self.prune(command.version, command.held)
         problem = ""
         if self._spec.checkpoint_dir and not command.hurried:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, final
 
@@ -50,7 +50,7 @@ class Archive(Protocol):
     async def save(self, command: do.SaveSnapshot, snapshots: Saver) -> SavedCheckpoint:
         """Write a cut view as a complete checkpoint. Raises ElasticDLError."""
 
-    async def prune(self, version: int) -> None:
+    async def prune(self, version: int, held: Collection[str]) -> None:
         """Remove checkpoints before this version that the job does not keep. Never fails."""
 
     def keep_scale(self, low: int, high: int) -> None:
@@ -227,8 +227,10 @@ class Executor:
                     self._order(server, Finish())
             case do.KeepServers(number):
                 self._deps.archive.keep_servers(number)
-            case do.PruneCheckpoints(version):
-                self._queue.spawn("removal of old checkpoints", self._deps.archive.prune(version))
+            case do.PruneCheckpoints(version, held):
+                self._queue.spawn(
+                    "removal of old checkpoints", self._deps.archive.prune(version, held)
+                )
 
     async def _start(self, command: do.StartProcess) -> None:
         name = command.name

@@ -232,7 +232,7 @@ class MasterService:
             place=event.name.index - place.first if is_server else 0,
             places=place.number if is_server else 0,
             stands_by=is_server and stands_by,
-            restore_from=(back.path if back else "") or self._welcome.restore_from(),
+            restore_from=back.path if back else self._welcome.restore_from(),
             rolls_back=back is not None,
             sources=self._sources() if event.name.role is Role.WORKER else (),
             run=run_name(self._welcome.token),

@@ -16,7 +16,13 @@ from elasticdl.job_choices import Action
 from elasticdl.master.core.checkpoint.early import EarlyCheckpoints
 from elasticdl.master.core.checkpoint.saves import Saved, Saving
 from elasticdl.master.core.checkpoint.snapshots import Snapshots, retry_s
-from elasticdl.master.core.commands import DropSnapshot, HurrySnapshot, Purpose, SaveSnapshot
+from elasticdl.master.core.commands import (
+    DropSnapshot,
+    HurrySnapshot,
+    PruneCheckpoints,
+    Purpose,
+    SaveSnapshot,
+)
 from elasticdl.master.core.events import SnapshotSaved
 from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.updates import NOTHING, UpdateMark
@@ -313,14 +319,12 @@ class Checkpointing:
         self._anchor_version = version
         self._final_done = False
 
-    def returned(self, version: int) -> None:
-        """All servers have that version again: what was cut after it has steps that are undone."""
-        self.saved = [
-            replace(one, ledger="") if one.version > version else one for one in self.saved
-        ]
+    def undo(self, version: int) -> None:
+        """All servers return to that version: checkpoints of later ones have undone steps."""
+        self.saved = [one for one in self.saved if one.version <= version]
         if self.saving is not None and self.saving.version > version:
             self.saving = replace(self.saving, undone=True)
-        if self._slow is not None:
+        if self._slow is not None and self._slow.version > version:
             self._slow = replace(self._slow, undone=True)
 
     def _begin(self, cut: SnapshotId) -> None:
@@ -338,10 +342,15 @@ class Checkpointing:
         self._slow = None
         # The servers may still write for the earlier master.
         self.hurry()
+        if self.saving is not None and self.saving.undone:
+            self.saving = None
         if self.saving is not None:
             saving = self.saving
             self.saving = replace(saving, since_s=self._context.now_s)
-            self._context.orders.give(SaveSnapshot(saving.id, saving.version, saving.ledger))
+            keeps = self._context.spec.trains_in_steps
+            self._context.orders.give(
+                SaveSnapshot(saving.id, saving.version, saving.ledger, keeps=keeps)
+            )
 
     def version_changed(self) -> None:
         """Request a checkpoint if the servers' new version makes one due."""
@@ -372,22 +381,19 @@ class Checkpointing:
         """
         return next((one for one in reversed(self._known()) if one.version < before), None)
 
-    def known(self, version: int) -> Saved | None:
-        """The checkpoint of that version which a server has read, if the job can return to it."""
-        for one in reversed(self._known()):
-            if one.version == version:
-                return one
-        saving = self.saving
-        if saving is None or saving.undone or saving.version != version:
-            return None
-        # It is complete; only the word of it has not come yet.
-        return Saved(version, "", 0, self._context.now_s, saving.ledger, saving.mark)
-
     def _known(self) -> list[Saved]:
         known = [one for one in self.saved if one.ledger and one.mark is not None]
-        if self._begun is not None:
+        keep = self._context.spec.checkpoint.keep_checkpoint_max
+        if self._begun is not None and not 0 < keep <= len(self.saved):
             known.insert(0, replace(self._begun, version=self._begun_version))
         return known
+
+    def prune(self, version: int) -> None:
+        """Remove checkpoints before `version` that are not kept; those to return to are."""
+        in_steps, loading = self._context.spec.trains_in_steps, self._context.loading
+        # On disk, one of undone steps may have the place of an older one.
+        held = tuple(one.path for one in self._known()) if in_steps else ()
+        self._context.orders.give(PruneCheckpoints(version, (*loading, *held)))
 
     def cut(self, snapshot: SnapshotId, version: int, ledger: str, mark: UpdateMark) -> None:
         """Write the frozen view, together with the ledger (JSON) at exactly that point."""
@@ -403,10 +409,12 @@ class Checkpointing:
         hurried, final = snapshot == self._hurried, self._cut_is_final
         pause_s = 0.0 if hurried or final else self._pause_s
         self.saving = Saving(
-            snapshot, version, now_s, delays_s, final, ledger, mark, paced=pause_s > 0
+            snapshot, version, now_s, delays_s, final, ledger, mark, pause_s > 0, hurried
         )
-        held = self._context.loading
-        self._context.orders.give(SaveSnapshot(snapshot, version, ledger, hurried, held, pause_s))
+        held, keeps = self._context.loading, self._context.spec.trains_in_steps
+        self._context.orders.give(
+            SaveSnapshot(snapshot, version, ledger, hurried, held, pause_s, keeps)
+        )
 
     @property
     def _pause_s(self) -> float:
@@ -424,7 +432,7 @@ class Checkpointing:
         if self.saving is not None and self.saving.id == event.snapshot:
             took_s = event.at_s - self.saving.since_s
             written, late = self.saving, False
-            self._final_done = self.saving.final
+            self._final_done = self.saving.final and not self.saving.undone
             self._pause_after(self.saving, event.paused_s)
             self.saving = None
             self._failures, self._given_up = 0, False
@@ -434,11 +442,18 @@ class Checkpointing:
             written = self._slow
             self._pause_after(self._slow, event.paused_s)
             self._slow = None
+        self._context.orders.give(DropSnapshot(event.snapshot, saved=True))
+        if written is not None and written.undone:
+            # Nobody may restore it: the job has gone back to an earlier one.
+            return
         if written is not None:
             self.newest_cut_s = max(self.newest_cut_s, written.since_s)
             self._early.saved(written.delays_s)
         self._list(event, written, late=late)
-        self._context.orders.give(DropSnapshot(event.snapshot, saved=True))
+        # A server that is away may be reading one of them. The next checkpoint removes them.
+        hurried = written is not None and written.hurried
+        if self._context.spec.trains_in_steps and not (hurried or self._context.servers_away()):
+            self.prune(event.version)
         text = f"checkpoint of version {event.version} saved, {size(event.bytes)}: {event.path}"
         details = meaning(EventKind.SAVED, version=event.version, bytes=event.bytes, seconds=took_s)
         self._context.orders.announce("checkpoint", text, details=details)
@@ -467,13 +482,12 @@ class Checkpointing:
         same = next((saved for saved in self.saved if saved.path == event.path), None)
         others = [saved for saved in self.saved if saved is not same]
         known = written if written is not None else same
-        counts = known is not None and not (written is not None and written.undone)
         one = Saved(
             event.version,
             event.path,
             event.bytes,
             event.at_s,
-            known.ledger if known is not None and counts else "",
+            known.ledger if known is not None else "",
             known.mark if known is not None else None,
         )
         *older, newest = (

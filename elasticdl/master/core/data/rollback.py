@@ -26,6 +26,7 @@ def restore_ledger(
         again = Ledger(before.plan, context.ids, task=Task.TRAINING)
     repeated = again.replaces(before, holder)
     context.work = again
+    context.went_back(before, again)
     late = context.phase in (Phase.EVALUATING, Phase.CHECKPOINTING, Phase.EXPORTING)
     if late and context.outcome is None and not again.finished:
         # Results of the lost weights no longer count.

@@ -172,7 +172,7 @@ class ProcessLifecycle:
         return min((server.restored_version if server else 0 for server in servers), default=0)
 
     def _server_back(self, event: ProcessAttached) -> None:
-        if event.name.incarnation and not self._rolling_back.attached(event):
+        if not self._rolling_back.attached(event) and event.name.incarnation:
             self.booking.back(event)
         if not self._context.servers_away():
             self._all_there()

@@ -13,8 +13,7 @@ from elasticdl.cluster.base import ProcessName
 class RollBack:
     """A return that is under way: no turn of a step is given, and no view is cut.
 
-    `path` is the checkpoint's directory; '' is the newest one, which the archive knows. `restored`
-    are the servers that have it by now.
+    `path` is the checkpoint's directory. `restored` are the servers that have it by now.
     """
 
     version: int

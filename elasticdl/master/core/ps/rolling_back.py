@@ -10,6 +10,7 @@ restore whatever memory it finds. Until all have done so the job gives no lease 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import final
 
 from elasticdl.cluster.base import ProcessName, Role
@@ -23,7 +24,7 @@ from elasticdl.master.core.evaluation.rounds import Evaluation
 from elasticdl.master.core.events import ProcessAttached, StepApplied
 from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.processes.process_ends import ProcessEnds
-from elasticdl.master.core.processes.table import Life
+from elasticdl.master.core.processes.table import Life, Process
 from elasticdl.master.core.ps.roll_back import RollBack
 from elasticdl.shard import SnapshotId
 
@@ -53,7 +54,7 @@ class RollingBack:
     # events
 
     def attached(self, event: ProcessAttached) -> bool:
-        """A server's next process is there.
+        """A server's process is there.
 
         False if it has no part in a return: it lacks nothing, the job does not train in steps, or
         no checkpoint is known that the ledger could return to.
@@ -61,15 +62,12 @@ class RollingBack:
         if not self._possible():
             return False
         if (back := self._context.roll_back) is not None:
-            return self._attached_meanwhile(event, back)
-        if event.kept:
+            self._attached_meanwhile(event, back)
+            return True
+        to = self._checkpointing.newest_known()
+        if event.kept or not event.name.incarnation or to is None:
             return False
-        version = event.restored_version
-        to = None if version is None else self._checkpointing.known(version)
-        has_it = to is not None
-        to = to or self._checkpointing.newest_known()
-        if to is None:
-            return False
+        has_it = event.restored_version == to.version
         saving = self._checkpointing.saving
         torn = saving is not None and saving.id == self._torn
         if has_it and self._nothing_since(to) and not torn:
@@ -80,25 +78,21 @@ class RollingBack:
         self._begin(to, why, event.name if has_it else None)
         return True
 
-    def _attached_meanwhile(self, event: ProcessAttached, back: RollBack) -> bool:
-        context, version = self._context, event.restored_version
-        if not event.kept and version == back.version:
-            restored = back.restored | {event.name}
-            context.roll_back = RollBack(back.version, back.path, restored)
-            return True
-        if event.kept or version is None or version > back.version:
-            # It began before the return did.
-            self._restart(event.name, back)
-            return True
-        older = self._checkpointing.known(version)
-        older = older or self._checkpointing.newest_known(before=back.version)
-        if older is None:
-            # No checkpoint that the ledger can return to is left: what the server lacks is lost.
-            context.roll_back = None
-            return False
-        why = f"{event.name} could not read the checkpoint of version {back.version}: see its log"
-        self._begin(older, why, event.name if version == older.version else None)
-        return True
+    def _attached_meanwhile(self, event: ProcessAttached, back: RollBack) -> None:
+        """A server was told to restore the checkpoint: its process is of after the begin."""
+        if not event.kept and event.restored_version == back.version:
+            self._context.roll_back = replace(back, restored=back.restored | {event.name})
+            return
+        text = f"{event.name} could not read the checkpoint of version {back.version}"
+        older = self._checkpointing.newest_known(before=back.version)
+        if older is not None:
+            self._begin(older, f"{text}: see its log")
+            return
+        # The other servers have ended, and their values are of steps that are undone.
+        self._context.fail(
+            f"{text}, and there is no earlier one that the job can return to",
+            hint=f"repair {back.path}, or restore it from a copy, and --resume the job",
+        )
 
     def stepped(self, event: StepApplied) -> None:
         """Return if not all servers have a step, whatever memory the others have."""
@@ -115,14 +109,10 @@ class RollingBack:
             self._torn = self._checkpointing.saving.id
 
     def saved(self, snapshot: SnapshotId) -> None:
-        """A checkpoint is complete; one that was cut before a return may be newer than its own."""
-        back, newest = self._context.roll_back, self._checkpointing.newest_known()
-        if newest is None or not self._possible():
-            return
-        if back is not None and newest.version > back.version:
-            self._begin(newest, "a newer checkpoint has been completed")
-        elif snapshot == self._torn:
-            self._begin(newest, "a server ended while it applied a step")
+        """The first checkpoint is complete; a step since may be on some servers only."""
+        to = self._checkpointing.newest_known()
+        if snapshot == self._torn and to is not None and self._possible():
+            self._begin(to, "a server ended while it applied a step")
 
     def decide(self) -> None:
         """End the return when all servers have restored the checkpoint."""
@@ -132,7 +122,9 @@ class RollingBack:
         servers = [context.processes.server(index) for index in context.server_map.indices]
         if all(one and one.life is Life.READY and one.name in back.restored for one in servers):
             context.roll_back = None
-            self._checkpointing.returned(back.version)
+            # Processes of before the return may have told later ones meanwhile.
+            context.version = context.acknowledged_version = back.version
+            context.server_back_s = context.now_s
             text = f"all servers have version {back.version} again: training continues"
             context.orders.announce("server", text, details={"version": back.version})
 
@@ -156,11 +148,12 @@ class RollingBack:
         repeated = self._return(to, why)
         for index in context.server_map.indices:
             server = context.processes.server(index)
-            if server is not None and server.life is Life.READY and server.name != restored:
-                self._restart(server.name, context.roll_back)
+            if server is not None and server.name != restored:
+                # Also one that is starting: it may have been told to restore another one.
+                self._restart(server, context.roll_back)
         context.updates.go_back(to.mark, self._first_incarnations())
         text = (
-            f"{why}: all servers go back to {to.path or 'the newest checkpoint'}, version"
+            f"{why}: all servers go back to {to.path}, version"
             f" {to.version}; {amount(repeated, 'record')} will be trained again"
         )
         details = {"repeated": repeated, "version": to.version}
@@ -187,15 +180,17 @@ class RollingBack:
         context.version = context.acknowledged_version = to.version
         context.server_back_s = context.now_s
         self._checkpointing.rolled_back(to.version)
+        self._checkpointing.undo(to.version)
         self._evaluation.rolled_back(to.version)
-        if context.phase is Phase.CHECKPOINTING and not self._checkpointing.under_way:
+        saving = self._checkpointing.saving
+        if context.phase is Phase.CHECKPOINTING and (saving is None or saving.undone):
             self._checkpointing.begin_final()
         return repeated
 
-    def _restart(self, name: ProcessName, back: RollBack) -> None:
+    def _restart(self, server: Process, back: RollBack) -> None:
         """End a server; its next process restores the checkpoint."""
         text = f"it goes back to the checkpoint of version {back.version} with the other servers"
-        self._ends.restart(self._context.processes.all[name], text)
+        self._ends.restart(server, text)
 
     def _first_incarnations(self) -> dict[int, int]:
         """By server, the first process whose steps count after the return."""
