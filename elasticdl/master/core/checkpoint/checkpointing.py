@@ -324,6 +324,8 @@ class Checkpointing:
         self.saved = [one for one in self.saved if one.version <= version]
         if self.saving is not None and self.saving.version > version:
             self.saving = replace(self.saving, undone=True)
+            if self._awaited:
+                self.request("the one before has undone steps")
         if self._slow is not None and self._slow.version > version:
             self._slow = replace(self._slow, undone=True)
 

@@ -68,9 +68,7 @@ class RollingBack:
         if event.kept or not event.name.incarnation or to is None:
             return False
         has_it = event.restored_version == to.version
-        saving = self._checkpointing.saving
-        torn = saving is not None and saving.id == self._torn
-        if has_it and self._nothing_since(to) and not torn:
+        if has_it and self._nothing_since(to):
             # The others have this version, too. So it is after a server has left in order.
             self._return(to, "a parameter server lost its memory")
             return False
@@ -122,9 +120,8 @@ class RollingBack:
         servers = [context.processes.server(index) for index in context.server_map.indices]
         if all(one and one.life is Life.READY and one.name in back.restored for one in servers):
             context.roll_back = None
-            # Processes of before the return may have told later ones meanwhile.
-            context.version = context.acknowledged_version = back.version
-            context.server_back_s = context.now_s
+            # Servers of before the return may have told later versions meanwhile.
+            self._at(back.version)
             text = f"all servers have version {back.version} again: training continues"
             context.orders.announce("server", text, details={"version": back.version})
 
@@ -177,8 +174,7 @@ class RollingBack:
             (one for one in names if one.role is Role.WORKER), ProcessName(Role.WORKER, 0)
         )
         repeated = restore_ledger(context, self._evaluation, to.ledger, worker)
-        context.version = context.acknowledged_version = to.version
-        context.server_back_s = context.now_s
+        self._at(to.version)
         self._checkpointing.rolled_back(to.version)
         self._checkpointing.undo(to.version)
         self._evaluation.rolled_back(to.version)
@@ -186,6 +182,12 @@ class RollingBack:
         if context.phase is Phase.CHECKPOINTING and (saving is None or saving.undone):
             self._checkpointing.begin_final()
         return repeated
+
+    def _at(self, version: int) -> None:
+        """Servers have that version from now on, and no higher one."""
+        context = self._context
+        context.version = context.acknowledged_version = version
+        context.server_back_s = context.now_s
 
     def _restart(self, server: Process, back: RollBack) -> None:
         """End a server; its next process restores the checkpoint."""
