@@ -122,9 +122,15 @@ class Bench:
         self.writers = [Writer("a"), Writer("b")]
 
     def save(
-        self, version: int, ledger: str = "{}", *, hurried: bool = False, held: str = ""
+        self,
+        version: int,
+        ledger: str = "{}",
+        *,
+        hurried: bool = False,
+        held: str = "",
+        keeps: bool = False,
     ) -> tuple[str, int]:
-        saving = self.saving(version, ledger, hurried=hurried, held=held)
+        saving = self.saving(version, ledger, hurried=hurried, held=held, keeps=keeps)
         saved = asyncio.run(saving)
         assert not saved.not_copied
         return saved.directory, saved.bytes
@@ -137,6 +143,7 @@ class Bench:
         hurried: bool = False,
         held: str = "",
         pause_s: float = 0.0,
+        keeps: bool = False,
     ) -> SavedCheckpoint:
         count = len(self.writers)
         names = [ProcessName.parse(f"ps-{index}") for index in range(count)]
@@ -144,7 +151,7 @@ class Bench:
         for name in names:
             roster.attach(name, "x")
         return await self.archive.save(
-            SaveSnapshot(SnapshotId(version), version, ledger, hurried, (held,), pause_s),
+            SaveSnapshot(SnapshotId(version), version, ledger, hurried, (held,), pause_s, keeps),
             Snapshots(roster),
         )
 
@@ -272,6 +279,16 @@ def test_a_checkpoint_that_servers_load_is_removed_after_that(tmp_path: Path) ->
     assert bench.names() == ["version-1", "version-3"]
     bench.save(4)
     assert bench.names() == ["version-4"]
+
+
+def test_what_a_job_may_return_to_is_removed_when_the_core_says_so(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, keep_checkpoint_max=1)
+    held, _ = bench.save(1, keeps=True)
+    bench.save(2, keeps=True)
+    bench.save(3, keeps=True)
+    assert bench.names() == ["version-1", "version-2", "version-3"]
+    asyncio.run(bench.archive.prune(3, (held,)))
+    assert bench.names() == ["version-1", "version-3"]
 
 
 def test_no_checkpoint_is_removed_while_others_wait_for_a_new_one(tmp_path: Path) -> None:

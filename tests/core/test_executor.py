@@ -82,7 +82,7 @@ def asked(command: do.Command) -> list[tuple[Any, ...]]:
         (do.KeepServers(3), [("deps.archive.keep_servers", 3)]),
         (
             do.PruneCheckpoints(7),
-            [("deps.archive.prune", 7), ("queue.spawn", "removal of old checkpoints")],
+            [("deps.archive.prune", 7, ()), ("queue.spawn", "removal of old checkpoints")],
         ),
         (do.LoadServers((SERVER,), "d"), [("orders.put", SERVER, Load("d"))]),
         (do.RestoreServers((SERVER,), "d"), [("orders.put", SERVER, Restore("d"))]),

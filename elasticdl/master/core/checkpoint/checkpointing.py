@@ -385,8 +385,7 @@ class Checkpointing:
 
     def _known(self) -> list[Saved]:
         known = [one for one in self.saved if one.ledger and one.mark is not None]
-        keep = self._context.spec.checkpoint.keep_checkpoint_max
-        if self._begun is not None and not 0 < keep <= len(self.saved):
+        if self._begun is not None:
             known.insert(0, replace(self._begun, version=self._begun_version))
         return known
 
@@ -502,6 +501,9 @@ class Checkpointing:
             replace(saved, ledger="") if at < forgotten else saved for at, saved in enumerate(older)
         ]
         self.saved = [*older, newest][-keep if keep else 0 :]
+        if 0 < keep <= len(self.saved):
+            # It is removed, or may be.
+            self._begun = None
 
     def failed(self, snapshot: SnapshotId, reason: str) -> bool:
         """Handle a failed cut or save. False if it is not a checkpoint's."""
