@@ -97,8 +97,8 @@ TAKEOVER_MUTANTS = (
         "saves are not ordered again",
         "both",
         "master.core.checkpoint.checkpointing:Checkpointing.save_again",
-        "self._context.orders.give(SaveSnapshot(saving.id, saving.version, saving.ledger))",
-        "pass",
+        "if self.saving is not None:",
+        "if False:",
     ),
     Mutant(
         "all views are released at a takeover",
