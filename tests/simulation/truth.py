@@ -255,9 +255,8 @@ class Truth:
                     world.finish = command
                 case do.Announce("stall", text) if text.startswith(STANDS_STILL):
                     self._stall_announced(text)
-                case do.Announce("server", details=details) if "updates_lost" in details:
-                    # A server may read a checkpoint that the master has forgotten.
-                    self.lost_at_first |= bool(world.disk.damaged)
+                case do.Announce("server", text) if "and there is no checkpoint" in text:
+                    self.lost_at_first = True
                 case do.Announce("scale", details=details) if "decision" in details:
                     self._autoscaled(details)
                 case do.StartProcess(name=name) if name.role is Role.WORKER:
