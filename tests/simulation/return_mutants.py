@@ -8,9 +8,9 @@ RETURN_MUTANTS = (
     Mutant(
         "servers that lost nothing keep their newer values",
         STEPS,
-        "master.core.ps.rolling_back:RollingBack.decide",
-        "one.name in back.restored",
-        "True",
+        "master.core.ps.rolling_back:RollingBack._begin",
+        "if server is not None and server.name != restored",
+        "if False",
     ),
     Mutant(
         "a server that found its memory meanwhile has returned",
@@ -24,7 +24,7 @@ RETURN_MUTANTS = (
         STEPS,
         "master.core.ps.rolling_back:RollingBack._begin",
         "if server is not None and server.name != restored",
-        "if server is not None and server.life is Life.READY and server.name != restored",
+        "if server is not None and server.attached and server.name != restored",
     ),
     Mutant(
         "checkpoints of undone steps count",
@@ -37,7 +37,7 @@ RETURN_MUTANTS = (
         "a checkpoint is removed while servers return to it",
         STEPS,
         "master.core.checkpoint.checkpointing:Checkpointing.completed",
-        "or self._context.servers_away()",
+        "and not self._context.servers_away()",
         "",
     ),
     Mutant(

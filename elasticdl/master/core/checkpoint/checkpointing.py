@@ -410,7 +410,7 @@ class Checkpointing:
         hurried, final = snapshot == self._hurried, self._cut_is_final
         pause_s = 0.0 if hurried or final else self._pause_s
         self.saving = Saving(
-            snapshot, version, now_s, delays_s, final, ledger, mark, pause_s > 0, hurried
+            snapshot, version, now_s, delays_s, final, ledger, mark, paced=pause_s > 0
         )
         held, keeps = self._context.loading, self._context.spec.trains_in_steps
         self._context.orders.give(
@@ -452,8 +452,7 @@ class Checkpointing:
             self._early.saved(written.delays_s)
         self._list(event, written, late=late)
         # A server that is away may be reading one of them. The next checkpoint removes them.
-        hurried = written is not None and written.hurried
-        if self._context.spec.trains_in_steps and not (hurried or self._context.servers_away()):
+        if self._context.spec.trains_in_steps and not self._context.servers_away():
             self.prune(event.version)
         text = f"checkpoint of version {event.version} saved, {size(event.bytes)}: {event.path}"
         details = meaning(EventKind.SAVED, version=event.version, bytes=event.bytes, seconds=took_s)

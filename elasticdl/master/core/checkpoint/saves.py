@@ -22,7 +22,6 @@ class Saving:
     mark: UpdateMark
     paced: bool = False
     """Whether servers pause while they write it."""
-    hurried: bool = False
     undone: bool = False
     """Whether the job has returned to an earlier checkpoint since the cut."""
 

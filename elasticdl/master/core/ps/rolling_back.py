@@ -10,7 +10,6 @@ restore whatever memory it finds. Until all have done so the job gives no lease 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import final
 
 from elasticdl.cluster.base import ProcessName, Role
@@ -24,7 +23,7 @@ from elasticdl.master.core.evaluation.rounds import Evaluation
 from elasticdl.master.core.events import ProcessAttached, StepApplied
 from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.processes.process_ends import ProcessEnds
-from elasticdl.master.core.processes.table import Life, Process
+from elasticdl.master.core.processes.table import Process
 from elasticdl.master.core.ps.roll_back import RollBack
 from elasticdl.shard import SnapshotId
 
@@ -79,7 +78,6 @@ class RollingBack:
     def _attached_meanwhile(self, event: ProcessAttached, back: RollBack) -> None:
         """A server was told to restore the checkpoint: its process is of after the begin."""
         if not event.kept and event.restored_version == back.version:
-            self._context.roll_back = replace(back, restored=back.restored | {event.name})
             return
         text = f"{event.name} could not read the checkpoint of version {back.version}"
         older = self._checkpointing.newest_known(before=back.version)
@@ -115,15 +113,14 @@ class RollingBack:
     def decide(self) -> None:
         """End the return when all servers have restored the checkpoint."""
         context, back = self._context, self._context.roll_back
-        if back is None:
+        # Those that did not have it have ended, so all that are there have it.
+        if back is None or context.servers_away():
             return
-        servers = [context.processes.server(index) for index in context.server_map.indices]
-        if all(one and one.life is Life.READY and one.name in back.restored for one in servers):
-            context.roll_back = None
-            # Servers of before the return may have told later versions meanwhile.
-            self._at(back.version)
-            text = f"all servers have version {back.version} again: training continues"
-            context.orders.announce("server", text, details={"version": back.version})
+        context.roll_back = None
+        # Servers of before the return may have told later versions meanwhile.
+        self._at(back.version)
+        text = f"all servers have version {back.version} again: training continues"
+        context.orders.announce("server", text, details={"version": back.version})
 
     # decisions
 
@@ -139,9 +136,7 @@ class RollingBack:
         """Return to a checkpoint, which the server `restored` has already."""
         context, self._torn = self._context, None
         assert to.mark is not None
-        context.roll_back = RollBack(
-            to.version, to.path, frozenset((restored,) if restored is not None else ())
-        )
+        context.roll_back = RollBack(to.version, to.path)
         repeated = self._return(to, why)
         for index in context.server_map.indices:
             server = context.processes.server(index)
