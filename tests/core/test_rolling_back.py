@@ -295,8 +295,13 @@ def test_a_checkpoint_that_is_completed_meanwhile_changes_nothing(keep: int) -> 
     assert [one.path for one in job.state.status().checkpoints] == ["version-2"]
     job.servers = ps(0, 1), ps(1, 2)
     job.steps(job.lease(), 0, 16)
+    job.checkpoint(4)
+    job.lose(ps(1, 2), restored=4)
+    assert job.stopped()[-1] == ps(1, 3), "which version 4 has it read?"
+    job.comes_back(ps(0, 1), restored=4)
+    job.comes_back(ps(1, 3), restored=4)
     job.checkpoint(6)
-    listed = ("version-2", "version-6")[-keep:]
+    listed = ("version-2", "version-4", "version-6")[-keep:]
     assert tuple(one.path for one in job.state.status().checkpoints) == listed
     assert job.of(c.PruneCheckpoints)[-1] == c.PruneCheckpoints(6, listed)
 

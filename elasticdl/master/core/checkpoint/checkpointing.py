@@ -62,6 +62,8 @@ class Checkpointing:
         self._slow: Saving | None = None
         """A save that was given up as too slow; it may still complete."""
         self.saved: list[Saved] = []
+        self.undone: list[int] = []
+        """Versions of complete checkpoints that have undone steps."""
         self.newest_cut_s = -1.0
         """When the newest cut was made of which a checkpoint is complete; below 0 there is none."""
         self.last_problem = ""
@@ -446,6 +448,7 @@ class Checkpointing:
         self._context.orders.give(DropSnapshot(event.snapshot, saved=True))
         if written is not None and written.undone:
             # Nobody may restore it: the job has gone back to an earlier one.
+            self.undone.append(event.version)
             return
         if written is not None:
             self.newest_cut_s = max(self.newest_cut_s, written.since_s)

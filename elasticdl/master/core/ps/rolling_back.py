@@ -66,7 +66,9 @@ class RollingBack:
         to = self._checkpointing.newest_known()
         if event.kept or not event.name.incarnation or to is None:
             return False
-        has_it = event.restored_version == to.version
+        # It may have read one of undone steps before another of the same version replaced that.
+        unsure = to.version in self._checkpointing.undone
+        has_it = event.restored_version == to.version and not unsure
         if has_it and self._nothing_since(to):
             # The others have this version, too. So it is after a server has left in order.
             self._return(to, "a parameter server lost its memory")
