@@ -133,6 +133,9 @@ class Archive:
         self.restore_from = path
         if not (command.hurried or command.keeps):
             await self.prune(command.version, command.held)
+        if self._world.plan.copies_s:
+            # As a copy to --checkpoint-dir: servers may be lost meanwhile.
+            await asyncio.sleep(self._world.plan.copies_s)
         paused_s = min((part.paused_s for part in parts), default=0.0)
         return SavedCheckpoint(path, 1, paused_s=paused_s)
 

@@ -62,6 +62,8 @@ class Plan:
     """How many pushes to each server a worker has room for."""
     keeps_memory: bool
     """Whether the memory of servers outlives their processes, mostly."""
+    copies_s: float
+    """For how long a complete checkpoint is copied before the master is told."""
     faults: tuple[Fault, ...] = field(default=())
 
     @property
@@ -214,6 +216,7 @@ def plan_of(seed: int, strategy: str) -> Plan:
         ),
         kept_pushes=_kept_pushes(seed) if spec.keeps_pushes else 0,
         keeps_memory=_keeps_memory(seed, strategy),
+        copies_s=_copies_s(seed, strategy),
         faults=(
             *(() if calm else _faults(draw, strategy, size.steps)),
             *(stragglers if slow else ()),
@@ -234,6 +237,12 @@ def _keeps_memory(seed: int, strategy: str) -> bool:
     if strategy != STEPS or seed in old_seeds_of(strategy):
         return False
     return random.Random(f"kept memory {seed}").random() < 0.5
+
+
+def _copies_s(seed: int, strategy: str) -> float:
+    if strategy != STEPS or seed in old_seeds_of(strategy):
+        return 0.0
+    return random.Random(f"copies {seed}").choice([0.0, 0.0, 1.0, 10.0])
 
 
 def _autoscales(seed: int, strategy: str, size: _Size) -> bool:
