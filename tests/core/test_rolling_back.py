@@ -335,6 +335,18 @@ def test_a_shard_that_was_parked_since_counts_once() -> None:
         assert job.state.roll_back is None
 
 
+def test_no_checkpoint_is_removed_while_a_server_is_away() -> None:
+    """It may have been told to restore that one."""
+    job = trained()
+    job.put(e.CheckpointRequested(0))
+    taken = job.of(c.TakeSnapshot)[-1].snapshot
+    job.put(e.SnapshotCut(0, taken, 4, {}))
+    job.die(ps(1))
+    before = len(job.of(c.PruneCheckpoints))
+    job.put(e.SnapshotSaved(0, taken, 4, "version-4", 1))
+    assert len(job.of(c.PruneCheckpoints)) == before == 1
+
+
 def test_a_view_that_is_cut_meanwhile_becomes_no_checkpoint() -> None:
     job = trained()
     job.put(e.CheckpointRequested(0))

@@ -20,27 +20,6 @@ RETURN_MUTANTS = (
         "if True",
     ),
     Mutant(
-        "a server that is starting returns with what it was told before",
-        STEPS,
-        "master.core.ps.rolling_back:RollingBack._begin",
-        "if server is not None and server.name != restored",
-        "if server is not None and server.attached and server.name != restored",
-    ),
-    Mutant(
-        "checkpoints of undone steps count",
-        STEPS,
-        "master.core.checkpoint.checkpointing:Checkpointing.undo",
-        "replace(self.saving, undone=True)",
-        "self.saving",
-    ),
-    Mutant(
-        "a checkpoint is removed while servers return to it",
-        STEPS,
-        "master.core.checkpoint.checkpointing:Checkpointing.completed",
-        "and not self._context.servers_away()",
-        "",
-    ),
-    Mutant(
         "a step that some servers applied brings nobody back",
         STEPS,
         "master.core.ps.rolling_back:RollingBack.stepped",
