@@ -225,7 +225,7 @@ def test_what_a_worker_does_has_not_ended_because_another_master_hears_of_it(
     job.put(e.ActivityReported(0, worker(0), "feed", 5.0))
     job.t += 100.0
     job.put(e.MasterTookOver(0, 2, 1.0))
-    job.put(e.ActivityReported(0, worker(0), "feed", 105.5))
+    job.put(e.ActivityReported(0, worker(0), "feed", 99.0))
     activities = job.state._parts.stragglers._activities
     activity = present(activities.of(job.state._context.processes.all[worker(0)]))
     assert activity.since_s == -5.0 and not activities._longest_s

@@ -21,8 +21,8 @@ _INPUTS = ("feed", "reading a shard")
 _STEP = " step"
 """The end of the name of an activity that may compile: each new shape of a batch does."""
 _CALLBACKS = "what callbacks do"
-_SAME_S = 2.0
-"""Tolerance for the start of an activity, since reports arrive with a delay."""
+_SAME_S = 10.0
+"""Tolerance for the start of an activity: a report that waits for the next master is late."""
 _SINGLETONS = ("a summary step", "a export step")
 
 
