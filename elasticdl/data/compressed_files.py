@@ -224,7 +224,8 @@ def _read(stream: Any, path: str) -> bytes:  # noqa: ANN401 - pyarrow
     except OSError as error:
         raise UserError(
             f"{path}: cannot decompress it: {error}",
-            hint="the file is damaged or cut off: copy or write it again",
+            hint="it is damaged, cut off, or not compressed as its name says: write it again, or"
+            " rename it",
         ) from error
     return data
 

@@ -148,6 +148,13 @@ def test_a_command_without_a_job_says_which_there_are(here: Path) -> None:
     assert "digits" not in caught.value.message
 
 
+def test_a_command_without_a_job_says_how_many_more_there_are(here: Path) -> None:
+    for number in range(10):
+        made(here / "jobs" / f"job-{number}")
+    with pytest.raises(click.UsageError, match="job-6, job-7 and 2 more; `elasticdl list` shows"):
+        resolve_job(JobQuery()).__enter__()
+
+
 def test_a_job_that_has_ended_answers_from_what_it_left(here: Path) -> None:
     job = DirectoryJob(
         JobDirectory(

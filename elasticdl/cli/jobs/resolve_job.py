@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from elasticdl.cli.jobs.kubernetes_job import KubernetesJob
 
 F = TypeVar("F", bound=Callable[..., Any])
+_MOST_NAMED = 8
 RULE = (
     "Looks for JOB in ./jobs, then in the current kube context; --job-dir or --namespace selects"
     " one."
@@ -135,7 +136,10 @@ def _refuse_if_absent(job: KubernetesJob, here: str, cluster: ClusterClient) -> 
 
 
 def _known() -> str:
-    names = local_names()[-8:]
+    names = local_names()
+    if not names:
+        return RULE
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     return (
-        f"in ./{JOBS} there are {', '.join(names)}; `elasticdl list` shows all" if names else RULE
+        f"in ./{JOBS} there are {', '.join(names[:_MOST_NAMED])}{more}; `elasticdl list` shows all"
     )
