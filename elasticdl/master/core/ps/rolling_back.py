@@ -139,7 +139,11 @@ class RollingBack:
         context, self._torn = self._context, None
         assert to.mark is not None
         context.roll_back = RollBack(to.version, to.path)
+        assert context.work is not None
+        # Workers may have trained more of their shards than they have reported.
+        unreported = bool(context.work.held)
         repeated = self._return(to, why)
+        context.work.repeated_at_least |= unreported
         for index in context.server_map.indices:
             server = context.processes.server(index)
             if server is not None and server.name != restored:
@@ -148,7 +152,7 @@ class RollingBack:
         context.updates.go_back(to.mark, self._first_incarnations())
         text = (
             f"{why}: all servers go back to {to.path}, version"
-            f" {to.version}; {amount(repeated, 'record')} will be trained again"
+            f" {to.version}; at least {amount(repeated, 'record')} will be trained again"
         )
         details = {"repeated": repeated, "version": to.version}
         context.orders.announce("server", text, process=restored, level="warning", details=details)
