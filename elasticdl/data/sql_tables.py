@@ -28,6 +28,7 @@ from elasticdl.data.table_keys import (
     KeyRange,
     TableKeys,
     TableParams,
+    check_within,
     fences_query,
     quoted,
     without_gaps,
@@ -112,19 +113,16 @@ class SqlReader:
         """The table with its number of records. Raises UserError if keys are missing or repeat."""
         if self._source is None:
             with closing(self):
-                first, _ = self._ends()
-                records = self._count(first)
-                self._keys, fingerprint = self._look_at_keys(records)
+                ends = self._ends()
+                records = self._count(ends[0])
+                self._keys, fingerprint = self._look_at_keys(records, ends)
                 self._source = Source(self._name, records, fingerprint)
         return (self._source,)
 
     def read(self, shard: Shard) -> Iterator[Block]:
         """See `Reader.read`."""
         (source,) = self.sources()
-        if shard.source != source.name or not 0 <= shard.begin <= shard.end <= source.records:
-            raise DataChanged(
-                f"the data changed during the job: it has {source}, but a shard is {shard}"
-            )
+        check_within(source, shard)
         begin = shard.begin
         with closing(self):
             keys = self._known_keys(source)
@@ -206,9 +204,9 @@ class SqlReader:
                 )
         return records
 
-    def _look_at_keys(self, records: int) -> tuple[TableKeys, str]:
+    def _look_at_keys(self, records: int, ends: tuple[Any, Any]) -> tuple[TableKeys, str]:
         """The keys, and a fingerprint by which processes see that they have the same ones."""
-        first, last = self._ends()
+        first, last = ends
         if without_gaps(first, last, records):
             return TableKeys(records, first, None), f"{first} to {last}"
         fences = self._fetched(fences_query(self._key, self._table)).column("k").to_pylist()
@@ -228,7 +226,7 @@ class SqlReader:
 
     def _known_keys(self, source: Source) -> TableKeys:
         if self._keys is None:
-            keys, fingerprint = self._look_at_keys(source.records)
+            keys, fingerprint = self._look_at_keys(source.records, self._ends())
             if source.fingerprint != fingerprint:
                 raise DataChanged(
                     f"{self._name} changed: it had the keys {source.fingerprint}, now"

@@ -26,6 +26,7 @@ from elasticdl.data.sqlite_address import SqliteAddress
 from elasticdl.data.table_keys import (
     TableKeys,
     TableParams,
+    check_within,
     fences_query,
     quoted,
     without_gaps,
@@ -81,10 +82,7 @@ class SqliteReader:
     def read(self, shard: Shard) -> Iterator[Block]:
         """See `Reader.read`."""
         (source,) = self.sources()
-        if shard.source != source.name or not 0 <= shard.begin <= shard.end <= source.records:
-            raise DataChanged(
-                f"the data changed during the job: it has {source}, but a shard is {shard}"
-            )
+        check_within(source, shard)
         self._file.check_unchanged()
         keys = self._known_keys(source.records)
         with self._opened() as database:

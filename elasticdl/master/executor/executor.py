@@ -132,9 +132,12 @@ class Executor:
                 | do.UnsealServers()
                 | do.FinishServers()
                 | do.KeepServers()
-                | do.PruneCheckpoints()
             ):
                 self._resize(command)
+            case do.PruneCheckpoints(version, held):
+                self._queue.spawn(
+                    "removal of old checkpoints", self._deps.archive.prune(version, held)
+                )
             case do.Announce():
                 self._announce(command)
             case do.RecordMetrics():
@@ -207,8 +210,7 @@ class Executor:
         | do.RestoreServers
         | do.UnsealServers
         | do.FinishServers
-        | do.KeepServers
-        | do.PruneCheckpoints,
+        | do.KeepServers,
     ) -> None:
         """Carry out a part of a change of the number of servers."""
         match command:
@@ -227,10 +229,6 @@ class Executor:
                     self._order(server, Finish())
             case do.KeepServers(number):
                 self._deps.archive.keep_servers(number)
-            case do.PruneCheckpoints(version, held):
-                self._queue.spawn(
-                    "removal of old checkpoints", self._deps.archive.prune(version, held)
-                )
 
     async def _start(self, command: do.StartProcess) -> None:
         name = command.name
