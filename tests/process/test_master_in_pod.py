@@ -382,6 +382,8 @@ def test_without_a_journal_the_next_master_ends_them_and_begins_anew(
         ),
     )
     assert any("state of the previous master is lost" in text for text in second.events())
+    flags = (second.folder / "job/job.yaml").read_text()
+    assert "model_def" in flags and "resume" not in flags
     second.process.send_signal(signal.SIGTERM)
     assert second.finish() == ExitCode.DRAINED, second.log()
 
@@ -500,7 +502,7 @@ def test_whoever_asks_is_told_what_the_check_is_at_by_the_master_that_the_job_wi
     pod.process.send_signal(signal.SIGTERM)
     assert pod.finish() == ExitCode.DRAINED, pod.log()
     assert {path.name for path in (pod.folder / "job").iterdir()} == {
-        "events.jsonl", "job.json", "job.yaml", "journal", "kubernetes.json", "logs",
+        "events.jsonl", "job.json", "journal", "kubernetes.json", "logs",
     }  # fmt: skip
 
 
@@ -523,7 +525,8 @@ def answer_of(address: str, token: str, body: object, context: ssl.SSLContext) -
 def test_a_wrong_model_is_the_jobs_end_and_its_words_are_left(
     start: Callable[..., Pod], cluster: tuple[SmallCluster, str], tmp_path: Path
 ) -> None:
-    before = {tmp_path / "job" / name: name for name in ("receipt.json", "report.html")}
+    names = ("receipt.json", "report.html", "job.yaml")
+    before = {tmp_path / "job" / name: name for name in names}
     (tmp_path / "job").mkdir()
     for path, text in before.items():
         path.write_text(text)

@@ -7,11 +7,13 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from pathlib import Path
 from typing import TypeAlias, final
 
 from elasticdl.cluster.base import CreateRefused
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError
 from elasticdl.job import JobSpec
+from elasticdl.jobdir.flags_file import write_flags
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.output_folder import last_export
 from elasticdl.master.core.data.sharding import training_plan
@@ -61,6 +63,7 @@ class JobPreparation:
             preflight = await self._preflight()
             start = await asyncio.to_thread(self._start, preflight)
             exported = await asyncio.to_thread(last_export, self._spec)
+            await asyncio.to_thread(self._write_flags)
         except ElasticDLError as error:
             # USER_ERROR is an exit code between processes of a job; users see JOB_FAILED.
             wrong = error.exit_code is ExitCode.USER_ERROR
@@ -85,6 +88,16 @@ class JobPreparation:
         )
         self._begin(preflight, start)
 
+    def _write_flags(self) -> None:
+        """Write job.yaml anew. Raises PermanentError.
+
+        The flags of a job that is refused do not replace those of the job before it.
+        """
+        try:
+            write_flags(self._spec, self._directory)
+        except OSError as error:
+            raise _unwritable(self._directory.yaml, error) from error
+
     def _start(self, preflight: Preflight) -> JobStart:
         """Find where the job starts. Raises ElasticDLError."""
         start = self._archive.beginning()
@@ -105,10 +118,7 @@ class JobPreparation:
             try:
                 save_preflight(path, preflight)
             except OSError as error:
-                raise PermanentError(
-                    f"cannot write {path}: {error.strerror or error}",
-                    hint="free disk space, or choose another --job-dir",
-                ) from error
+                raise _unwritable(path, error) from error
         return preflight
 
     async def _check(self) -> Preflight:
@@ -140,3 +150,10 @@ class JobPreparation:
 
     def _progressed(self, text: str) -> None:
         self._queue.post(PreflightProgressed(self._queue.at_s(), text))
+
+
+def _unwritable(path: Path, error: OSError) -> PermanentError:
+    return PermanentError(
+        f"cannot write {path}: {error.strerror or error}",
+        hint="free disk space, or choose another --job-dir",
+    )

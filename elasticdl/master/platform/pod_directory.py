@@ -14,7 +14,6 @@ from elasticdl.cluster.kubernetes.plans import Owner
 from elasticdl.errors import ElasticDLError, SpecError
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
-from elasticdl.jobdir.flags_file import write_flags
 from elasticdl.jobdir.layout import JobDirectory, write_atomically, write_json
 from elasticdl.jobdir.output_folder import refuse_output
 from elasticdl.jobdir.resumable import refuse_resume
@@ -84,7 +83,6 @@ def begin_anew(spec: JobSpec, directory: JobDirectory, *, lost: bool) -> tuple[s
 
 
 def _write_spec(spec: JobSpec, directory: JobDirectory) -> None:
-    write_flags(spec, directory)
     write_atomically(directory.spec, as_trained(spec).model_dump_json(indent=2) + "\n")
 
 
