@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elasticdl.data.base import Block, Metadata
-from elasticdl.data.files import DataFile, fingerprints
+from elasticdl.data.files import DataFile, check_within, fingerprints
 from elasticdl.data.record_index import BLOCK_RECORDS
 from elasticdl.errors import UserError
 from elasticdl.shard import Shard, Source
@@ -152,13 +152,7 @@ class ColumnsReader:
 
     def read(self, shard: Shard) -> Iterator[Block]:
         """See `Reader.read`."""
-        if (
-            shard.source != self._source.name
-            or not 0 <= shard.begin <= shard.end <= self._source.records
-        ):
-            raise UserError(
-                f"the data changed during the job: it has {self._source}, but a shard is {shard}"
-            )
+        check_within(self._source, shard)
         for block in blocks_of(self._columns, shard.begin, shard.end):
             for file in self._files:
                 file.check_unchanged()

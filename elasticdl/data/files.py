@@ -21,7 +21,7 @@ from typing import IO, Protocol, final
 
 from elasticdl.errors import UserError
 from elasticdl.formatting import amount
-from elasticdl.shard import DIGEST_MARK, Source
+from elasticdl.shard import DIGEST_MARK, Shard, Source
 
 DIGESTED_BYTES = 256 << 20
 """How much of a job's data, in order, gets digests when it is counted, in about a second.
@@ -254,6 +254,14 @@ def _check_one(file: DataFile, old: str) -> None:
             " rsync -t)"
         )
     raise DataChanged(f"{file.path} changed since its records were counted: {what}", hint=hint)
+
+
+def check_within(source: Source, shard: Shard) -> None:
+    """Raise DataChanged if a shard is not of these records."""
+    if shard.source != source.name or not 0 <= shard.begin <= shard.end <= source.records:
+        raise DataChanged(
+            f"the data changed during the job: it has {source}, but a shard is {shard}"
+        )
 
 
 def _time(mtime_ns: int) -> str:

@@ -21,14 +21,13 @@ import pyarrow as pa
 from elasticdl.data.arrow_tables import block_of, chosen_columns, metadata_of_schema
 from elasticdl.data.arrow_values import is_list
 from elasticdl.data.base import Block, Metadata
-from elasticdl.data.files import DataChanged
+from elasticdl.data.files import DataChanged, check_within
 from elasticdl.data.record_index import BLOCK_RECORDS
 from elasticdl.data.sql_address import DUCKDB, POSTGRESQL, SqlAddress, with_deadlines
 from elasticdl.data.table_keys import (
     KeyRange,
     TableKeys,
     TableParams,
-    check_within,
     fences_query,
     quoted,
     without_gaps,

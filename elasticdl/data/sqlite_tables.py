@@ -20,13 +20,18 @@ import pyarrow as pa
 
 from elasticdl.data.arrow_tables import block_of, chosen_columns, metadata_of_schema
 from elasticdl.data.base import Block, Metadata
-from elasticdl.data.files import DataChanged, check_as_counted, fingerprints, look_at_path
+from elasticdl.data.files import (
+    DataChanged,
+    check_as_counted,
+    check_within,
+    fingerprints,
+    look_at_path,
+)
 from elasticdl.data.record_index import BLOCK_RECORDS
 from elasticdl.data.sqlite_address import SqliteAddress
 from elasticdl.data.table_keys import (
     TableKeys,
     TableParams,
-    check_within,
     fences_query,
     quoted,
     without_gaps,

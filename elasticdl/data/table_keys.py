@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from elasticdl.data.files import DataChanged
 from elasticdl.data.record_index import BLOCK_RECORDS
-from elasticdl.shard import Shard, Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +82,6 @@ class TableKeys:
 def without_gaps(first: object, last: object, records: int) -> bool:
     """Whether unique keys from `first` to `last` have no gap, by the number of records."""
     return isinstance(first, int) and isinstance(last, int) and last - first + 1 == records
-
-
-def check_within(source: Source, shard: Shard) -> None:
-    """Raise DataChanged if a shard is not of these records."""
-    if shard.source != source.name or not 0 <= shard.begin <= shard.end <= source.records:
-        raise DataChanged(
-            f"the data changed during the job: it has {source}, but a shard is {shard}"
-        )
 
 
 def quoted(name: str) -> str:

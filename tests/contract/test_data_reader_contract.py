@@ -23,6 +23,7 @@ import pytest
 
 from elasticdl.data import Reader, Records, open_custom_reader, open_reader
 from elasticdl.data.columns import ColumnsReader
+from elasticdl.data.files import DataChanged
 from elasticdl.errors import UserError
 from elasticdl.native._native import crc32c
 from elasticdl.shard import Shard, ShardId
@@ -238,15 +239,16 @@ def test_an_empty_shard_has_no_records(kind: Any, tmp_path: Path) -> None:
 def test_a_shard_of_a_source_that_is_not_there_is_refused(kind: Any, tmp_path: Path) -> None:
     reader = open_kind(kind, tmp_path, 10)
     reader.sources()
-    with pytest.raises(UserError):
+    # The error of a reader of the user's own is its own.
+    with pytest.raises(UserError if kind == "custom" else DataChanged):
         read(reader, "elsewhere", 0, 1)
 
 
-@pytest.mark.parametrize("kind", IN_FILES)
+@pytest.mark.parametrize("kind", [*IN_FILES, "own"])
 def test_a_shard_behind_the_end_is_refused(kind: Any, tmp_path: Path) -> None:
     reader = open_kind(kind, tmp_path, 10)
     (source,) = reader.sources()
-    with pytest.raises(UserError, match="10"):
+    with pytest.raises(DataChanged, match="10"):
         read(reader, source.name, 5, 11)
 
 
