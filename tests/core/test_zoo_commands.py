@@ -40,9 +40,14 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
 def test_a_new_zoo_has_a_dockerfile_on_the_base_image_requirements_and_a_module(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, out, _ = run(
+    code, out, err = run(
         capsys, "init", tmp_path / "zoo", "--base-image", "registry.example.com/elasticdl:7"
     )
+    local, image = err.splitlines()
+    assert (
+        f"elasticdl train --model-zoo {tmp_path}/zoo --model-def example --training-data" in local
+    )
+    assert f"elasticdl zoo build {tmp_path}/zoo --image" in image
     names = sorted(Path(line).name for line in out.splitlines())
     assert (code, names) == (
         0,
@@ -69,7 +74,7 @@ def test_a_zoo_that_has_modules_keeps_them_and_gets_no_other(
         0,
         [".dockerignore", "Dockerfile"],
     )
-    assert "mine.py already" in err
+    assert "mine.py already" in err and "--model-def MODULE --training-data DATA" in err
     assert (tmp_path / "requirements.txt").read_text() == "scikit-learn\n"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,14 @@ def init(folder: Path, base_image: str) -> None:
             f"cannot write {error.filename or folder}: {error.strerror}",
             hint="name a writable folder",
         ) from error
-    tell(f"next: elasticdl zoo build {folder} --image REGISTRY/NAME:TAG")
+    place = shlex.quote(str(folder))
+    example = (
+        f"example --training-data {shlex.quote(str(folder / 'example.csv'))} --num-epochs 40"
+        if "example.py" in texts
+        else "MODULE --training-data DATA"
+    )
+    tell(f"next, on this machine: elasticdl train --model-zoo {place} --model-def {example}")
+    tell(f"or, for a cluster: elasticdl zoo build {place} --image REGISTRY/NAME:TAG")
 
 
 @zoo.command()
