@@ -59,7 +59,7 @@ class JobRecord:
         text = (
             f"job started: {self._what}"
             if first
-            else f"job resumed after {spoken(away_s)}{since}: {self._what}"
+            else f"resuming the job after {spoken(away_s)}{since}: {self._what}"
         )
         details = meaning(EventKind.BEGUN, term=term, away_s=0.0 if first else away_s)
         return Announce("job", text, details=details)
