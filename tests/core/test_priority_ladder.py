@@ -15,6 +15,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elasticdl.cli.main import run
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.cluster.kubernetes.labels import PLACE_LABEL
 from elasticdl.cluster.kubernetes.planning import pod_plan
@@ -218,6 +219,42 @@ def test_strict_priorities_share_fairly_and_come_to_rest_whomever_they_preempt(
             if held[one] < wish:
                 share, others = held[one] / weight, held[other] / jobs.weights[other]
                 assert others <= share + 1, "within one rung"
+
+
+def test_bases_for_kustomize_have_the_objects_of_the_setup(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["cluster", "setup", "--kustomize", str(tmp_path / "bases")]
+    assert run([*command, "--guaranteed-pods", "3", "--namespace", "a"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert sorted(listed) == sorted(map(str, (tmp_path / "bases").rglob("*.yaml")))
+    bases = {
+        path.parent.name: yaml.safe_load(path.read_text())
+        for path in map(Path, listed)
+        if path.stem == "kustomization"
+    }
+    objects = {
+        name: [
+            one
+            for file in base["resources"]
+            for one in yaml.safe_load_all((tmp_path / "bases" / name / file).read_text())
+        ]
+        for name, base in bases.items()
+    }
+    *account, quota = namespace_objects("", 3)
+    assert objects == {"cluster": list(cluster_objects()), "namespace": account, "quota": [quota]}
+    assert bases["namespace"]["namespace"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("more", "words"), [([], "cannot write"), (["--dry-run"], "--kustomize writes")]
+)
+def test_bases_that_cannot_be_written_are_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], words: str
+) -> None:
+    (tmp_path / "cluster").write_text("")
+    assert run(["cluster", "setup", "--kustomize", str(tmp_path), *more]) == 2
+    assert words in capsys.readouterr().err
 
 
 def test_the_roles_of_the_setup_are_those_of_the_file_for_kubectl() -> None:

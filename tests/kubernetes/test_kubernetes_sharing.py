@@ -68,7 +68,26 @@ def test_one_command_sets_a_cluster_up_and_again_it_changes_nothing(
     assert "elasticdl cluster setup --dry-run" in refused
     printed = elasticdl("cluster", "setup", "--dry-run", kubeconfig=nobody).stdout
     place.kubectl("-n", namespace, "apply", "--dry-run=server", "-f", "-", text=printed)
+    _kustomize_applies_the_same(place, namespace, tmp_path)
+    assert set(results()) == {"unchanged"}
     _the_quota_counts_guaranteed_pods_only(place, namespace)
+
+
+def _kustomize_applies_the_same(place: TargetCluster, namespace: str, folder: Path) -> None:
+    """A team's overlay sets its namespace and its own number of pods."""
+    bases = ("cluster", "setup", "--kustomize", str(folder / "bases"), "--guaranteed-pods", "20")
+    elasticdl(*bases, kubeconfig=place.kubeconfig)
+    patch = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": GUARANTEED}}
+    overlay = {
+        "namespace": namespace,
+        "resources": ["../bases/namespace"],
+        "components": ["../bases/quota"],
+        "patches": [{"patch": json.dumps({**patch, "spec": {"hard": {"pods": "3"}}})}],
+    }
+    (folder / "team").mkdir()
+    (folder / "team/kustomization.yaml").write_text(json.dumps(overlay))
+    for base in ("bases/cluster", "team"):
+        place.kubectl("apply", "-k", str(folder / base))
 
 
 def _kubeconfig_of(place: TargetCluster, namespace: str, folder: Path) -> Path:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from elasticdl.cli.job_argument import FORMAT_OPTION, SETTINGS, cluster_options
+from elasticdl.cli.param_types import LocalPath
 from elasticdl.cli.views.console import put, show, tell
 from elasticdl.cli.views.documents import Format, render
+from elasticdl.errors import SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,9 +33,21 @@ def cluster() -> None:
     help="Quota of pods that other jobs never preempt: masters, servers, MIN workers.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the objects as YAML, without a cluster.")
+@click.option(
+    "--kustomize",
+    "folder",
+    metavar="DIR",
+    type=LocalPath(file_okay=False, path_type=Path),
+    help="Write the objects into DIR as bases for kustomize, without a cluster.",
+)
 @FORMAT_OPTION
 def setup(
-    namespace: str, kube_context: str, guaranteed_pods: int | None, dry_run: bool, form: str
+    namespace: str,
+    kube_context: str,
+    guaranteed_pods: int | None,
+    dry_run: bool,
+    folder: Path | None,
+    form: str,
 ) -> None:
     """Install the priority ladder, and the roles of users and of masters.
 
@@ -42,6 +57,11 @@ def setup(
     """
     from elasticdl.cluster.kubernetes.setup_objects import cluster_objects, namespace_objects
 
+    if folder is not None:
+        if dry_run:
+            raise SpecError("--dry-run prints and --kustomize writes", hint="give one of them")
+        _write(folder, namespace, guaranteed_pods, Format(form))
+        return
     if dry_run:
         put(_documents([*cluster_objects(), *namespace_objects(namespace, guaranteed_pods)], form))
         return
@@ -66,6 +86,28 @@ def _documents(objects: Sequence[dict[str, Any]], form: str) -> str:
     if form == Format.JSON:
         return render({"apiVersion": "v1", "kind": "List", "items": objects}, Format.JSON)
     return "---\n".join(render(one, Format.YAML) for one in objects)
+
+
+def _write(folder: Path, namespace: str, guaranteed_pods: int | None, form: Format) -> None:
+    """Write the bases, and show the paths of their files. Raises SpecError."""
+    from elasticdl.cluster.kubernetes.kustomize import kustomize_files
+
+    texts = kustomize_files(namespace, guaranteed_pods)
+    files = {folder / name: text for name, text in texts.items()}
+    try:
+        for path, text in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SpecError(
+            f"cannot write {error.filename or folder}: {error.strerror or error}",
+            hint="name a writable folder",
+        ) from error
+    if form is Format.TABLE:
+        for path in files:
+            show(str(path))
+    else:
+        put(render([str(path) for path in files], form))
 
 
 def _show(done: Sequence[SetUp]) -> None:

@@ -107,6 +107,6 @@ def _rules(rights: Iterable[Right]) -> list[Json]:
     order = list(dict.fromkeys(of(right) for right in unique.values()))
     ordered = sorted(unique.values(), key=lambda right: order.index(of(right)))
     return [
-        {"apiGroups": [group], "resources": [resource], "verbs": [one.verb for one in found]}
+        {"apiGroups": [str(group)], "resources": [resource], "verbs": [one.verb for one in found]}
         for (group, resource), found in groupby(ordered, key=of)
     ]

@@ -1,0 +1,54 @@
+"""Bases for kustomize with the objects of `setup_objects`, as files. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from elasticdl.cluster.kubernetes.plans import Json
+from elasticdl.cluster.kubernetes.setup_objects import (
+    cluster_objects,
+    guaranteed_quota,
+    namespace_objects,
+)
+from elasticdl.yaml_documents import as_yaml
+
+_API = "kustomize.config.k8s.io"
+
+
+def kustomize_files(namespace: str, guaranteed_pods: int | None) -> dict[str, str]:
+    """Return the text of each file, by its path within the folder of the bases.
+
+    `cluster` is applied once. `namespace` is the base of each team; '' leaves the namespace to its
+    overlay. `quota` is a component: not every team has one. Without `guaranteed_pods` it is left
+    out.
+    """
+    ladder, roles = _by_kind(cluster_objects())
+    files = {
+        "cluster/kustomization.yaml": _kustomization("ladder.yaml", "roles.yaml"),
+        "cluster/ladder.yaml": documents(ladder),
+        "cluster/roles.yaml": documents(roles),
+        "namespace/kustomization.yaml": _kustomization("account.yaml", namespace=namespace),
+        "namespace/account.yaml": documents(namespace_objects("")),
+    }
+    if guaranteed_pods is not None:
+        files["quota/kustomization.yaml"] = as_yaml(
+            {"apiVersion": f"{_API}/v1alpha1", "kind": "Component", "resources": ["quota.yaml"]}
+        )
+        files["quota/quota.yaml"] = documents([guaranteed_quota("", guaranteed_pods)])
+    return files
+
+
+def documents(objects: Sequence[Json]) -> str:
+    """Return the objects as the documents of one YAML stream."""
+    return "---\n".join(as_yaml(one) for one in objects)
+
+
+def _by_kind(objects: Sequence[Json]) -> tuple[list[Json], list[Json]]:
+    classes = [one for one in objects if one["kind"] == "PriorityClass"]
+    return classes, [one for one in objects if one["kind"] != "PriorityClass"]
+
+
+def _kustomization(*resources: str, namespace: str = "") -> str:
+    within = {"namespace": namespace} if namespace else {}
+    made = {"apiVersion": f"{_API}/v1beta1", "kind": "Kustomization", **within}
+    return as_yaml({**made, "resources": list(resources)})
