@@ -10,6 +10,7 @@ import nanobind
 import pytest
 
 import elasticdl.page
+from scripts.sbom import complete
 
 pytestmark = pytest.mark.core
 ROOT = Path(__file__).parents[2]
@@ -48,6 +49,25 @@ def test_notices_are_those_of_the_versions_that_are_built_in() -> None:
     )
     robin_map = Path(nanobind.source_dir()).parent / "ext/robin_map/include/tsl/robin_map.h"
     assert words(notice("licenses/robin_map.txt")).strip() in words(robin_map.read_text())
+
+
+def test_the_sbom_has_each_work_of_the_notices_and_what_the_package_needs() -> None:
+    listed = {
+        "metadata": {"component": {"bom-ref": "root"}},
+        "components": [
+            {"name": re.split("[<>=]", one)[0], "bom-ref": one} for one in WHEEL.requires or ()
+        ],
+        "dependencies": [{"ref": "root"}, {"ref": "requirements-L1"}],
+    }
+    made = complete(listed, "3.0.19")
+    inside = {one["name"]: one.get("version", "") for one in made["components"] if "type" in one}
+    named = re.findall(r"^\| \[(\w+)\]", notice("licenses/README.md"), re.MULTILINE)
+    assert sorted(inside) == sorted(named)
+    assert inside["OpenSSL"] == "3.0.19"
+    assert inside["nanobind"] == importlib.metadata.version("nanobind")
+    *_, root = made["dependencies"]
+    assert root["ref"] == "root" and "inside-OpenSSL" in root["dependsOn"]
+    assert any("tensorflow" in one for one in root["dependsOn"])
 
 
 def test_every_file_that_the_patch_changes_is_in_the_statement_of_changes() -> None:

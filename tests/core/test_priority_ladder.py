@@ -244,6 +244,9 @@ def test_bases_for_kustomize_have_the_objects_of_the_setup(
     *account, quota = namespace_objects("", 3)
     assert objects == {"cluster": list(cluster_objects()), "namespace": account, "quota": [quota]}
     assert bases["namespace"]["namespace"] == "a"
+    assert run(["cluster", "setup", "--dry-run", "--guaranteed-pods", "3"]) == 0
+    printed = yaml.safe_load_all(capsys.readouterr().out)
+    assert list(printed) == [one for base in objects.values() for one in base]
 
 
 @pytest.mark.parametrize(
