@@ -24,13 +24,13 @@ from elasticdl.worker.pipeline.leases import LeaseKeeper
 from elasticdl.worker.pipeline.outbox import Outbox
 from elasticdl.worker.pipeline.retry import ServerRetry
 from elasticdl.worker.process.gauges import Gauges
-from elasticdl.worker.process.hang_watch import HangWatch
+from elasticdl.worker.process.hang_watch import HangWatch, Hung
 from elasticdl.worker.process.shutdown import Shutdown
 from elasticdl.worker.ring.exchange import Exchange
 from elasticdl.worker.ring.generations import Generations
 from elasticdl.worker.ring.position import EndedShard, Position
 from elasticdl.worker.ring.reading import AtBarrier, BatchPart, End
-from elasticdl.worker.ring.trainer import RingTrainer
+from elasticdl.worker.ring.trainer import LOST_S, RingTrainer
 from elasticdl.worker.ring.trainer_deps import RingDeps
 from tests.contract.played_ring import PlayedRing
 from tests.present import present
@@ -80,7 +80,7 @@ class Job:
     `script` is what happens as often as it has nothing left to train on.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, lost_s: float = LOST_S) -> None:
         self.peer, self.shutdown, self.outbox = Peer(), Shutdown(), Outbox()
         self.outbox.say = self.say  # type: ignore[method-assign]
         self.variables = [
@@ -94,7 +94,8 @@ class Job:
         self.begun: list[int] = []
         """Where each plan began."""
         clock = SystemClock()
-        gauges, watch = Gauges(clock), HangWatch(clock)
+        gauges, watch = Gauges(clock), HangWatch(clock, hung_s=0.0)
+        self.watch = watch
         context = WorkerContext(
             LeaseKeeper(NoLeases(), self.outbox, self.shutdown),
             self.outbox,
@@ -110,7 +111,7 @@ class Job:
             self,  # type: ignore[arg-type]
             self,
         )
-        self.trainer = RingTrainer(ME, "here", parts, context, self.generations)
+        self.trainer = RingTrainer(ME, "here", parts, context, self.generations, lost_s=lost_s)
 
     def form(
         self, generation: int, members: Any = (ME,), holders: Any = (), first_item: Any = 1
@@ -201,6 +202,46 @@ def test_a_member_that_lacks_a_step_keeps_its_weights_if_the_ring_breaks_while_i
     job.trainer.run()
     assert job.begun[-1] == 24, "it goes on after its third window"
     assert (job.trainer.version, job.values()) == (5, {5.0})
+
+
+class Waiting(Job):
+    """A ring of two in whose step this member has done its part."""
+
+    happens: Callable[[], object]
+
+    def waits(self) -> bool:
+        return True
+
+    def train(self, parts: Any, **how: Any) -> RingOutcome:
+        self.happens()
+        return super().train(parts, **how)
+
+    def step(self, happens: Callable[[], object]) -> None:
+        self.happens, self.steps_left = happens, 1
+        self.form(1, (OTHER, ME), (0, 1))
+        self.trainer.run()
+
+
+def test_a_member_whose_step_waits_for_a_lost_one_without_end_is_hung() -> None:
+    """As on NCCL, where the end of a peer does not end an operation."""
+    job = Waiting(lost_s=0.0)
+
+    def happens() -> None:
+        job.watch.check()
+        job.form(2, (OTHER, ME, "worker-2"), (0, 1))
+        job.watch.check()
+        job.form(3, (ME,), (0,))
+        with pytest.raises(Hung, match="part of a step of the ring"):
+            job.watch.check()
+
+    job.step(happens)
+    assert job.trainer.version == 1
+
+
+def test_a_member_whose_peer_was_just_lost_has_time_to_notice() -> None:
+    job = Waiting()
+    job.step(lambda: (job.form(2, (ME,), (0,)), job.watch.check()))
+    assert job.trainer.version == 1
 
 
 BATCH = 8

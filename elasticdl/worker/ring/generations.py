@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol, final
@@ -41,6 +42,8 @@ class Generations:
         self.changed = threading.Condition()
         self.copies: Channel[RingSave | RingDrop] = Channel(_MOST_COPY_ORDERS)
         self._newest: RingGeneration | None = None
+        self._without_since_s: dict[str, float] = {}
+        """Since when the newest ring, and all after it, are without these former members."""
         shutdown.listen(self._wake)
         shutdown.listen(self.copies.finish)
 
@@ -63,6 +66,10 @@ class Generations:
             if generation.number <= self.newest:
                 self._drop(DropCause.STALE_GENERATION)
                 return
+            former = self._newest.members if self._newest is not None else ()
+            left = {*former, *self._without_since_s} - {*generation.members}
+            now_s = time.monotonic()
+            self._without_since_s = {name: self._without_since_s.get(name, now_s) for name in left}
             self._newest = generation
             self.changed.notify_all()
 
@@ -79,6 +86,14 @@ class Generations:
             if self._ended():
                 raise Ended
             return self._newest
+
+    def lost_for_s(self, members: Sequence[str]) -> float:
+        """How long the master has had a ring without one of these members; 0: it has not."""
+        with self.changed:
+            since_s = [
+                self._without_since_s[one] for one in members if one in self._without_since_s
+            ]
+        return time.monotonic() - min(since_s) if since_s else 0.0
 
     def _ended(self) -> bool:
         reason = self._shutdown.reason

@@ -36,6 +36,11 @@ if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
 
 _log = logging.getLogger(__name__)
 
+LOST_S = 30.0
+"""How long a member waits in a step for one that the master's ring no longer has.
+
+Gloo ends the step sooner. NCCL may never end it: the worker then counts as hung.
+"""
 LEAVE_S = 2.5
 """How long a draining worker waits for a generation of the others without itself."""
 
@@ -53,8 +58,13 @@ class RingTrainer:
         parts: RingDeps,
         context: WorkerContext,
         generations: Generations,
+        *,
+        lost_s: float = LOST_S,
     ) -> None:
         """`name` is this worker's name; `host` is the master's, which serves the rendezvous."""
+        self._lost_s = lost_s
+        self._members: Sequence[str] = ()
+        """Of the ring in which this member is."""
         self._name = name
         self._host = host
         self._parts = parts
@@ -190,7 +200,7 @@ class RingTrainer:
             self._plan(generation, self._position)
         self._parts.ring.enter(RingMembership(generation.number, rank, size, rendezvous))
         self._lap("meeting")
-        self._rank, self._size = rank, size
+        self._rank, self._size, self._members = rank, size, generation.members
         if not generation.holders and rank == 0:
             with self._context.watch.doing("restoring the weights"):
                 self._position = Position(
@@ -321,7 +331,7 @@ class RingTrainer:
                 self._parts.listener.before_step(part.item)
                 self._parts.listener.rate(self.version, part.item.rate_scale)
             try:
-                with self._context.watch.owing(STEP, self._parts.step.waits):
+                with self._context.watch.owing(STEP, self._waits):
                     return self._computed(part, wish)
             except RingBroken as error:  # not the end of this worker
                 # Raised outside of `failing_for`: a broken ring is not an error of the user's
@@ -329,6 +339,12 @@ class RingTrainer:
                 broken = error
         assert broken is not None
         raise broken
+
+    def _waits(self) -> bool:
+        """This member's part is done, and the others may still do theirs. From any thread."""
+        return (
+            self._parts.step.waits() and self._generations.lost_for_s(self._members) <= self._lost_s
+        )
 
     def _computed(self, part: BatchPart, wish: bool) -> RingOutcome:
         """Run a step. Raises NonFinite for NaN or infinity, which a repetition would give again."""
