@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Protocol
 
-from elasticdl.errors import CannotRun
+from elasticdl.errors import CannotRun, UserError
+from elasticdl.flag_values import WorkerRange
+from elasticdl.formatting import amount
 
 
 def horovod() -> ModuleType:
@@ -21,3 +24,24 @@ def horovod() -> ModuleType:
         ) from error
     found: ModuleType = horovod.tensorflow
     return found
+
+
+class Built(Protocol):
+    """What this module asks Horovod about itself."""
+
+    def nccl_built(self) -> bool:
+        """Whether it reduces on GPUs with NCCL."""
+
+
+def refuse_shared_gpus(built: Built, workers: WorkerRange, gpus: int) -> None:
+    """Raise UserError if members of a ring on this machine would share one of its GPUs.
+
+    NCCL refuses a second member on a device, and a ring would not form. Gloo reduces on CPUs.
+    """
+    if 0 < gpus < workers.high and built.nccl_built():
+        fits = f"{min(workers.low, gpus)}:{gpus}" if gpus > 1 else "1"
+        raise UserError(
+            f"a ring of up to {amount(workers.high, 'worker')} has {amount(gpus, 'GPU')} here, and"
+            " NCCL needs one for each",
+            hint=f"set --num-workers {fits}, or name more GPUs in CUDA_VISIBLE_DEVICES",
+        )

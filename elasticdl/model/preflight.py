@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any, final
 
 from elasticdl.checkpoint import copies, store
+from elasticdl.cluster.local.gpus import VISIBLE, visible_gpus
 from elasticdl.data import open_custom_reader, open_reader
 from elasticdl.data.base import Block, Reader
 from elasticdl.data.origins import require
@@ -29,7 +31,7 @@ from elasticdl.model.dry_run import (
     check_processor,
     process_once,
 )
-from elasticdl.model.horovod import horovod
+from elasticdl.model.horovod import horovod, refuse_shared_gpus
 from elasticdl.model.input import Feeder, grouping
 from elasticdl.model.module import ModelModule
 from elasticdl.model.optimizers import clips
@@ -83,7 +85,7 @@ class JobPreflight:
         Raises UserError for the first problem, and CannotRun without Horovod for a ring.
         """
         if self.spec.trains_on_ring:
-            horovod()
+            self._check_ring()
         refuse_output_address(self.spec, again=self.again)
         self._refuse_checkpoint_address()
         if is_address(self.spec.checkpoint.tensorboard_log_dir):
@@ -119,6 +121,15 @@ class JobPreflight:
             "model": {**dry_run.summary(), **tried},
             "warnings": self.warnings,
         }
+
+    def _check_ring(self) -> None:
+        """Raise CannotRun without Horovod, UserError if members would share a GPU."""
+        built = horovod()
+        if not self.spec.on_kubernetes:
+            envs = self.spec.cluster.envs
+            # Those of --envs are the same for all members, and each uses the first.
+            gpus = visible_gpus(envs)[:1] if VISIBLE in envs else visible_gpus(os.environ)
+            refuse_shared_gpus(built, self.spec.cluster.num_workers, len(gpus))
 
     def _refuse_checkpoint_address(self) -> None:
         """Raise UserError if the job cannot begin with a copy, or keep copies."""

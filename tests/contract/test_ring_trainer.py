@@ -240,7 +240,12 @@ def test_a_member_whose_step_waits_for_a_lost_one_without_end_is_hung() -> None:
 
 def test_a_member_whose_peer_was_just_lost_has_time_to_notice() -> None:
     job = Waiting()
-    job.step(lambda: (job.form(2, (ME,), (0,)), job.watch.check()))
+
+    def happens() -> None:
+        job.form(2, (ME,), (0,))
+        job.watch.check()
+
+    job.step(happens)
     assert job.trainer.version == 1
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from elasticdl.cluster.local.gpus import least_used, visible_gpus
+from elasticdl.errors import UserError
+from elasticdl.flag_values import WorkerRange
+from elasticdl.model.horovod import refuse_shared_gpus
 
 pytestmark = pytest.mark.core
 
@@ -33,3 +37,28 @@ def test_the_first_gpu_with_the_fewest_processes_is_used() -> None:
     assert least_used((), ()) is None
     assert least_used(("a", "b", "c"), ("a", "c", "b", "a")) == "b"
     assert least_used(("a", "b"), ("b", "of another list")) == "a"
+
+
+@dataclass
+class Horovod:
+    nccl: bool
+
+    def nccl_built(self) -> bool:
+        return self.nccl
+
+
+@pytest.mark.parametrize(
+    ("workers", "gpus", "fits"),
+    [((2, 4), 2, "2:2"), ((1, 4), 3, "1:3"), ((4, 4), 2, "2:2"), ((1, 2), 1, "1")],
+)
+def test_a_ring_on_nccl_needs_a_gpu_for_each_member(
+    workers: tuple[int, int], gpus: int, fits: str
+) -> None:
+    low, high = workers
+    wanted = WorkerRange(low=low, high=high)
+    with pytest.raises(UserError, match=f"up to {high} workers has {gpus} GPU") as refused:
+        refuse_shared_gpus(Horovod(nccl=True), wanted, gpus)
+    assert f"--num-workers {fits}," in refused.value.hint
+    refuse_shared_gpus(Horovod(nccl=False), wanted, gpus)
+    for enough in (0, high):
+        refuse_shared_gpus(Horovod(nccl=True), wanted, enough)
