@@ -43,6 +43,26 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 GAUGES = {"step_ms": 31.5, "pull_ms": 4.1, "push_ms": 6.2, "staleness_mean": 0.7, "rss_bytes": 9e8}
 
 
+def finished(lease: Any) -> pb.Progress:
+    """What a worker reports of a lease whose records it has all trained."""
+    offset = lease.end - lease.begin
+    return pb.Progress(
+        task=lease.task,
+        applied=pb.Applied(shard=lease.shard, attempt=lease.attempt, offset=offset),
+        version=1,
+        has_loss=True,
+        loss=0.5,
+        done=True,
+    )
+
+
+def received(lease: Any) -> pb.ReceivedLease:
+    """What a worker tells the next master of the lease that it has."""
+    return pb.ReceivedLease(
+        task=lease.task, shard=lease.shard, attempt=lease.attempt, round=lease.round
+    )
+
+
 @dataclass(slots=True)
 class Measured:
     """What the clients of this process saw since the window began."""
@@ -164,9 +184,7 @@ class Client:
         request.again, request.revocation = self.term > 0, self._revocation
         del request.received[:]
         if (lease := self._lease) is not None and self.term:
-            request.received.add(
-                task=lease.task, shard=lease.shard, attempt=lease.attempt, round=lease.round
-            )
+            request.received.append(received(lease))
         self._call("Attach", request)
 
     def _attached(self, reply: Any) -> None:
@@ -243,19 +261,10 @@ class Client:
         if lease.revocation < self._revocation:
             self._want_lease()
             return
-        offset = lease.end - lease.begin
-        done = pb.Progress(
-            task=lease.task,
-            applied=pb.Applied(shard=lease.shard, attempt=lease.attempt, offset=offset),
-            version=1,
-            has_loss=True,
-            loss=0.5,
-            done=True,
-        )
         self._wanted_s = time.monotonic()
         self._sequence += 1
         self._lease = lease  # Until there is an answer: another master is told of it.
-        self._begin_report(pb.ReportRequest(progress=[done], gauges=GAUGES))
+        self._begin_report(pb.ReportRequest(progress=[finished(lease)], gauges=GAUGES))
 
     def _begin_report(self, report: pb.ReportRequest) -> None:
         if self.failure:
