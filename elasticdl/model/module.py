@@ -101,8 +101,13 @@ def _imported(zoo: Path, name: str) -> ModuleType:
     else:
         _refuse_installed(zoo, top)
         _forget(top)
-    with user_code(f"importing {name}", str(zoo)):
-        module = importlib.import_module(name)
+    try:
+        with user_code(f"importing {name}", str(zoo)):
+            module = importlib.import_module(name)
+    except UserError:
+        # Its folder, and modules beside it, may be there already. A mended module is imported anew.
+        _ZOO_MODULES.update(one for one in (top, zoo.name) if _is_folder_of(zoo, one))
+        raise
     if not _is_within(module, zoo):
         raise _name_taken(name, module)
     _ZOO_MODULES.update((top, zoo.name) if in_package and not others else (top,))
@@ -140,6 +145,12 @@ def _refuse_installed(zoo: Path, top: str) -> None:
 def _is_within(module: ModuleType, zoo: Path) -> bool:
     origin = getattr(module, "__file__", None)
     return origin is not None and Path(origin).resolve().is_relative_to(zoo)
+
+
+def _is_folder_of(zoo: Path, name: str) -> bool:
+    """Whether an imported package lies in the zoo alone, or is the zoo."""
+    folders = list(getattr(sys.modules.get(name), "__path__", ()))
+    return bool(folders) and all(Path(one).resolve().is_relative_to(zoo) for one in folders)
 
 
 def _name_taken(name: str, module: ModuleType) -> UserError:

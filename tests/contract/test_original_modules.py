@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from elasticdl.errors import UserError
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.job_sections import ModelSection
@@ -115,6 +116,25 @@ def test_a_module_of_an_earlier_zoo_does_not_hide_a_folder(tmp_path: Path) -> No
     zoo = written(tmp_path / "forest_zoo", {"forest_folder/model.py": text})
     module = load_module(ModelSection(model_zoo=str(zoo), model_def="forest_folder.model"))
     assert module.custom_model() == 7
+
+
+def test_a_module_of_a_folder_whose_import_failed_can_be_mended_and_loaded(tmp_path: Path) -> None:
+    """As in a notebook: the folder and its other modules are imported by then."""
+    text = "from forest_mended.sizes import SIZE\ndef custom_model(): return SIZE\n"
+    files = {
+        "forest_mended/sizes.py": "SIZE = 7\n",
+        "forest_mended/model.py": f"{text}import no_tree",
+    }
+    zoo = written(tmp_path / "forest_zoo", files)
+    section = ModelSection(model_zoo=str(zoo), model_def="forest_mended.model")
+    with pytest.raises(UserError, match="no_tree"):
+        load_module(section)
+    files = {
+        "forest_mended/sizes.py": "SIZE = 18\n",
+        "forest_mended/model.py": HEADER + FEED + text,
+    }
+    written(zoo, files)
+    assert load_module(section).custom_model() == 18
 
 
 def test_a_package_of_an_earlier_zoo_is_not_taken_for_an_installed_one(tmp_path: Path) -> None:
