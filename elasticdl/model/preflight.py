@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, final
 
 from elasticdl.checkpoint import copies, store
-from elasticdl.cluster.local.gpus import VISIBLE, visible_gpus
+from elasticdl.cluster.local.gpus import member_gpus
 from elasticdl.data import open_custom_reader, open_reader
 from elasticdl.data.base import Block, Reader
 from elasticdl.data.origins import require
@@ -126,9 +126,7 @@ class JobPreflight:
         """Raise CannotRun without Horovod, UserError if members would share a GPU."""
         built = horovod()
         if not self.spec.on_kubernetes:
-            envs = self.spec.cluster.envs
-            # Those of --envs are the same for all members, and each uses the first.
-            gpus = visible_gpus(envs)[:1] if VISIBLE in envs else visible_gpus(os.environ)
+            gpus = member_gpus(self.spec.cluster.envs, os.environ)
             refuse_shared_gpus(built, self.spec.cluster.num_workers, len(gpus))
 
     def _refuse_checkpoint_address(self) -> None:

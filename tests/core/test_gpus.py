@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.cluster.local.gpus import least_used, visible_gpus
+from elasticdl.cluster.local.gpus import VISIBLE, least_used, member_gpus, visible_gpus
 from elasticdl.errors import UserError
 from elasticdl.flag_values import WorkerRange
 from elasticdl.model.horovod import refuse_shared_gpus
@@ -31,6 +31,13 @@ def test_the_environment_names_them_as_it_does_for_cuda(
 ) -> None:
     (tmp_path / "nvidia0").touch()
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": named}, tmp_path) == gpus
+
+
+def test_a_list_in_the_jobs_own_variables_gives_all_workers_its_first_gpu(tmp_path: Path) -> None:
+    (tmp_path / "nvidia0").touch()
+    for envs, gpus in (({}, ("4", "5")), ({VISIBLE: "2,3"}, ("2",)), ({VISIBLE: ""}, ())):
+        assert member_gpus(envs, {VISIBLE: "4,5"}, tmp_path) == gpus
+    assert member_gpus({}, {}, tmp_path) == ("0",)
 
 
 def test_the_first_gpu_with_the_fewest_processes_is_used() -> None:

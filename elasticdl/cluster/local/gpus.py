@@ -25,6 +25,19 @@ def visible_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -
     return tuple(takewhile(lambda name: name not in ("", "-1"), names))
 
 
+def member_gpus(
+    envs: Mapping[str, str], environment: Mapping[str, str], devices: Path = Path("/dev")
+) -> tuple[str, ...]:
+    """The GPUs that the workers of a job use, each worker one of them.
+
+    `envs` are the job's variables. A list in them is the same for all workers, and each uses its
+    first.
+    """
+    return (
+        visible_gpus(envs, devices)[:1] if VISIBLE in envs else visible_gpus(environment, devices)
+    )
+
+
 def least_used(gpus: Sequence[str], used: Iterable[str]) -> str | None:
     """The first of the GPUs that the fewest processes use; None without GPUs."""
     counts = Counter(used)
