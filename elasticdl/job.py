@@ -242,6 +242,14 @@ class JobSpec(Section):
         return {task: origin for task, origin in named.items() if origin}
 
     @property
+    def checkpoint_copies(self) -> str:
+        """The address that the job copies its checkpoints to; '' if it copies none."""
+        given, job_dir = self.checkpoint.checkpoint_dir, self.cluster.job_dir
+        if given or self.action is not Action.TRAIN or not is_address(job_dir):
+            return given
+        return f"{job_dir.rstrip('/')}/checkpoints"
+
+    @property
     def keeps_checkpoints(self) -> bool:
         """Whether all processes share a place for checkpoints."""
         return not self.on_kubernetes or self.kubernetes.keeps(self.cluster.job_dir)
@@ -366,6 +374,15 @@ class JobSpec(Section):
                 ),
             )
         kept, job_dir = self.checkpoint, self.cluster.job_dir
+        if is_address(job_dir):
+            raise SpecError(
+                f"--job-dir {job_dir} with --image-name: servers of a job on a cluster write"
+                " checkpoints to a path that all pods share",
+                hint=(
+                    f"{_VOLUME}; --checkpoint-dir {job_dir.rstrip('/')}/checkpoints copies the"
+                    " checkpoints to the object store"
+                ),
+            )
         if job_dir and not job_dir.startswith("/"):
             raise SpecError(
                 f"--job-dir {job_dir} is not an absolute path",

@@ -273,7 +273,8 @@ class CheckpointSection(Section):
         default="",
         description=(
             "Address in an object store, such as s3://bucket/key, to copy each checkpoint to; with"
-            " --resume also where to look for newer ones than in --job-dir."
+            " --resume also where to look for newer ones than in --job-dir. Default if --job-dir is"
+            " an address: checkpoints below it."
         ),
     )
     checkpoint_dir_for_init: Annotated[Place, NeededBy(_EVALUATE + _PREDICT)] = Field(
@@ -343,8 +344,12 @@ class ClusterSection(Section):
     job_name: Annotated[str, Value("NAME")] = Field(
         default="", description="Name of the job; default: model and time."
     )
-    job_dir: Directory = Field(
-        default="", description="Directory for the job's files; default: jobs/NAME."
+    job_dir: Place = Field(
+        default="",
+        description=(
+            "Directory for the job's files, or for a local job an address such as s3://bucket/key"
+            " to copy them to; default: jobs/NAME."
+        ),
     )
     num_workers: Annotated[WorkerRange, BeforeValidator(WorkerRange.parse), Value("N|MIN:MAX")] = (
         Field(default=WorkerRange(low=1, high=1), description="Number of workers, as N or MIN:MAX.")

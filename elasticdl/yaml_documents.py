@@ -50,11 +50,17 @@ for _tag, _pattern, _first in (
 def read_yaml(path: Path) -> Mapping[str, Any]:
     """Return the mapping in a YAML file. Raises SpecError that names file and line."""
     try:
-        found = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 - a SafeLoader
+        return parse_yaml(path.read_bytes(), str(path))
     except OSError as error:
         raise SpecError(
             f"cannot read {path}: {error.strerror}", hint="-f takes the path of a YAML file"
         ) from error
+
+
+def parse_yaml(text: bytes, path: str) -> Mapping[str, Any]:
+    """Return the mapping in the text of a file. Raises SpecError that names `path` and line."""
+    try:
+        found = yaml.load(text.decode("utf-8"), _Loader)  # noqa: S506 - a SafeLoader
     except UnicodeDecodeError as error:
         raise SpecError(
             f"{path} is not text in UTF-8: {error.reason} at byte {error.start}"

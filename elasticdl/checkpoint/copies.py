@@ -16,7 +16,7 @@ from pathlib import Path
 
 from elasticdl.checkpoint import store
 from elasticdl.checkpoint.layout import MANIFEST, VERSION_PREFIX, directory_name
-from elasticdl.checkpoint.manifest import Manifest, name_when_written, parse_manifest
+from elasticdl.checkpoint.manifest import Manifest, PartFile, name_when_written, parse_manifest
 from elasticdl.errors import Corrupted, UserError
 from elasticdl.storage import folders
 from elasticdl.storage.address import below
@@ -71,10 +71,10 @@ def _files_of_links(address: str, kept: Iterable[int]) -> set[str]:
     needed = set()
     for version in kept:
         with suppress(Corrupted):
-            manifest = _manifest(below(below(address, directory_name(version)), MANIFEST))
+            whole = manifest(below(address, directory_name(version)))
             needed |= {
                 _place(address, link.version, file.name)
-                for link in manifest.links
+                for link in whole.links
                 for file in link.files
             }
     return needed
@@ -91,8 +91,8 @@ def versions(address: str) -> list[int]:
         int(name[1]) for each in folders.names_in(address) if (name := _NAME.fullmatch(each))
     }
     with suppress(Absent, ValueError, KeyError, TypeError):
-        opened = store_of(address).open(below(address, _NEWEST))
-        numbers.add(int(json.loads(opened.read(0, opened.size_bytes))["version"]))
+        newest = store_of(address).read(below(address, _NEWEST))
+        numbers.add(int(json.loads(newest)["version"]))
     return sorted(numbers, reverse=True)
 
 
@@ -125,7 +125,7 @@ def peek(address: str) -> Manifest:
     place, found = _named(address)
     for version in found:
         with suppress(Corrupted):
-            return _manifest(below(place, directory_name(version), MANIFEST))
+            return manifest(below(place, directory_name(version)))
     raise _none_in(address)
 
 
@@ -164,7 +164,7 @@ def refuse_foreign(address: str) -> None:
     """
     if versions(address):
         raise UserError(
-            f"--checkpoint-dir {address} contains checkpoints of another job",
+            f"{address} contains checkpoints of another job",
             hint="choose a new folder, or continue that job with --resume",
         )
 
@@ -173,25 +173,33 @@ def _fetch(address: str, folder: str, checkpoints: Path) -> None:
     """Raises Corrupted if the copy is not whole."""
     making = store.begin(checkpoints)
     try:
-        manifest = _manifest(below(folder, MANIFEST))
-        for link in manifest.chain:
+        whole = manifest(folder)
+        for link in whole.chain:
             for part in link.files:
-                try:
-                    place = _place(address, link.version, part.name)
-                    store_of(address).download(place, making / part.name)
-                except Absent as error:
-                    raise Corrupted(error.message) from error
-                store.verify_part(making, part)
-        store.complete(making, manifest)
+                fetch_part(address, link.version, part, making)
+        store.complete(making, whole)
     except BaseException:
         store.abandon(making)
         raise
 
 
-def _manifest(address: str) -> Manifest:
+def fetch_part(address: str, version: int, part: PartFile, folder: Path) -> None:
+    """Bring a file, which that version wrote, into a folder, and verify it.
+
+    Raises Corrupted if it is missing or damaged, UserError, TransientError, OSError.
+    """
     try:
-        opened = store_of(address).open(address)
-        return parse_manifest(opened.read(0, opened.size_bytes).decode(), address)
+        store_of(address).download(_place(address, version, part.name), folder / part.name)
+    except Absent as error:
+        raise Corrupted(error.message) from error
+    store.verify_part(folder, part)
+
+
+def manifest(folder: str) -> Manifest:
+    """The manifest of one copy. Raises Corrupted, UserError, TransientError."""
+    address = below(folder, MANIFEST)
+    try:
+        return parse_manifest(store_of(address).read(address).decode(), address)
     except Absent as error:
         raise Corrupted(error.message) from error
     except UnicodeDecodeError as error:

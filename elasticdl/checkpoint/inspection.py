@@ -6,12 +6,14 @@ import json
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from elasticdl.checkpoint import store
-from elasticdl.checkpoint.layout import incomplete_checkpoint
+from elasticdl.checkpoint import copies, store
+from elasticdl.checkpoint.layout import directory_name, incomplete_checkpoint
 from elasticdl.checkpoint.manifest import Manifest
 from elasticdl.checkpoint.strategy import strategy_of
 from elasticdl.errors import Corrupted, UserError
+from elasticdl.storage.address import below
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +72,64 @@ def verify_all(location: Path, version: int | None = None) -> list[Verification]
         for verification in [_verified(directory)]
     ]
     if not found:
-        which = "checkpoint" if version is None else f"checkpoint of version {version}"
-        raise UserError(
-            f"no {which} in {location}",
-            hint="see `elasticdl checkpoints list` for those that exist",
-        )
+        raise _none_in(location, version)
     return found
+
+
+def summaries_of_copies(address: str) -> list[CheckpointSummary]:
+    """Summarize the copies of checkpoints at an address, newest first, by their manifests.
+
+    Raises UserError, TransientError.
+    """
+    found = []
+    for version in copies.versions(address):
+        place = below(address, directory_name(version))
+        try:
+            found.append(_summary_of(place, copies.manifest(place)))
+        except Corrupted as error:
+            found.append(CheckpointSummary(place, version, problem=error.message))
+    return found
+
+
+def verify_copies(address: str, version: int | None = None) -> list[Verification]:
+    """Read every byte of the copies of checkpoints at an address, or of one version.
+
+    Raises UserError if there is none, TransientError, OSError of the directory for temporary files.
+    """
+    found = [
+        _verified_copy(address, one) for one in copies.versions(address) if version in (None, one)
+    ]
+    if not found:
+        raise _none_in(address, version)
+    return found
+
+
+def _verified_copy(address: str, version: int) -> Verification:
+    place = below(address, directory_name(version))
+    try:
+        manifest = copies.manifest(place)
+    except Corrupted as error:
+        return Verification(place, version, 0, 0, (error.message,))
+    files, problems = manifest.all_files, []
+    with TemporaryDirectory(prefix="elasticdl-") as folder:
+        for link in manifest.chain:
+            for part in link.files:
+                try:
+                    copies.fetch_part(address, link.version, part, Path(folder))
+                except Corrupted as error:
+                    problems.append(error.message.replace(folder, place))
+                Path(folder, part.name).unlink(missing_ok=True)
+    return Verification(
+        place, version, len(files), sum(part.bytes for part in files), tuple(problems)
+    )
+
+
+def _none_in(location: Path | str, version: int | None) -> UserError:
+    which = "checkpoint" if version is None else f"checkpoint of version {version}"
+    return UserError(
+        f"no {which} in {location}",
+        hint="see `elasticdl checkpoints list` for those that exist",
+    )
 
 
 def _summary(directory: Path) -> CheckpointSummary:
@@ -83,8 +137,12 @@ def _summary(directory: Path) -> CheckpointSummary:
         manifest = store.read_manifest(directory)
     except Corrupted as error:
         return CheckpointSummary(str(directory), _version_of(directory), problem=error.message)
+    return _summary_of(str(directory), manifest)
+
+
+def _summary_of(place: str, manifest: Manifest) -> CheckpointSummary:
     return CheckpointSummary(
-        str(directory),
+        place,
         manifest.version,
         manifest.wall_s,
         manifest.bytes,

@@ -6,8 +6,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, final
 
+from elasticdl.cli.jobs.address_claim import claimed_place
 from elasticdl.cli.jobs.job import Job
-from elasticdl.cli.jobs.job_claim import placed
 from elasticdl.cli.param_types import server_number, worker_range
 from elasticdl.cli.request import Request, settle
 from elasticdl.cli.views.console import tell
@@ -165,7 +165,7 @@ def start(action: Action, flags: dict[str, Any], *, show: bool = True) -> JobHan
 
     refuse_paths(spec)
     with ExitStack() as stack:
-        spec, directory = stack.enter_context(placed(spec))
+        spec, directory = stack.enter_context(claimed_place(spec))
         run = LocalRun(spec, directory, view_of_script(f"job {spec.cluster.job_name}", show=show))
         background = BackgroundRun(run, stack.pop_all())
         background.wait_for_begin()

@@ -59,9 +59,9 @@ def job_argument(command: F) -> F:
         return command(query=JobQuery(job, job_dir, namespace, kube_context), **rest)
 
     options = cluster_options(with_job)
-    help_text = "The job of this directory."
+    help_text = "The job of this directory, or at this address."
     options = click.option(
-        "--job-dir", default="", metavar="PATH", shell_complete=directories, help=help_text
+        "--job-dir", default="", metavar="PATH|ADDRESS", shell_complete=directories, help=help_text
     )(options)
     return click.argument("job", required=False, default="", shell_complete=_complete)(options)  # type: ignore[return-value]
 

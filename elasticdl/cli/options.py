@@ -8,14 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import click
 
 from elasticdl.cli.completion_sources import context_names, namespace_names
 from elasticdl.cli.job_argument import directories
-from elasticdl.cli.param_types import LocalPath
 from elasticdl.cli.request import Request
 from elasticdl.flag import Offer, Value, mark
 from elasticdl.job_choices import Action
@@ -57,7 +55,7 @@ def job_options(action: Action | None = None) -> Callable[[F], F]:
     return with_options
 
 
-def request_of(action: Action, file: Path | None, parameters: Mapping[str, Any]) -> Request:
+def request_of(action: Action, file: str, parameters: Mapping[str, Any]) -> Request:
     """Return the request with only the flags that were given."""
     given = {name: value for name, value in parameters.items() if value is not None and value != ()}
     return Request(action, given, file)
@@ -141,7 +139,8 @@ FILE_OPTION = click.option(
     "-f",
     "--file",
     "file",
-    type=LocalPath(path_type=Path),
+    type=click.Path(),
+    default="",
     metavar="YAML",
-    help="Read missing options from this file.",
+    help="Read missing options from this file, or from the object at an address.",
 )

@@ -27,6 +27,9 @@ from elasticdl.job_sections import FIELDS, refuse_unknown, refuse_unused
 from elasticdl.jobdir.layout import JOBS, JobDirectory
 from elasticdl.jobdir.resumable import WHICH_JOB
 from elasticdl.jobdir.scale_override import as_scaled
+from elasticdl.storage.address import below
+from elasticdl.storage.attempts import STARTING
+from elasticdl.storage.store import store_of
 
 _MORE_VARIABLES = re.compile(r",\w+=")
 """Pairs after a comma, as the original ElasticDL took them."""
@@ -37,12 +40,13 @@ _MORE_VARIABLES = re.compile(r",\w+=")
 class Request:
     """One submission as the user typed it.
 
-    `flags` maps names, in kebab or snake case, to values; `file` is a YAML file with more.
+    `flags` maps names, in kebab or snake case, to values; `file` is a YAML file with more, or the
+    address of one.
     """
 
     action: Action
     flags: Mapping[str, Any]
-    file: Path | None = None
+    file: str = ""
 
 
 def settle(request: Request, say: Callable[[str], None] = tell) -> JobSpec:
@@ -60,10 +64,10 @@ def settle(request: Request, say: Callable[[str], None] = tell) -> JobSpec:
 
 def validated(request: Request) -> JobSpec:
     """Return the validated job without a generated name or directory. Raises SpecError."""
-    keys = {} if request.file is None else _keys_of(request.file)
+    keys = _keys_of(request.file) if request.file else {}
     flags = {name.replace("-", "_"): value for name, value in request.flags.items()}
     refuse_unused(request.action, flags)
-    if request.file is None and "model_def" not in flags and (yaml := _flags_of_resumed(flags)):
+    if not request.file and "model_def" not in flags and (yaml := _flags_of_resumed(flags)):
         raise SpecError(
             "--resume does not read the job's flags",
             hint=f"they are in {yaml}: add -f {yaml}",
@@ -73,19 +77,24 @@ def validated(request: Request) -> JobSpec:
     )
 
 
-def _flags_of_resumed(flags: Mapping[str, Any]) -> Path | None:
-    """The file with the flags of the job that is to be resumed, if it is on this machine."""
+def _flags_of_resumed(flags: Mapping[str, Any]) -> str | None:
+    """The file with the flags of the job that is to be resumed, if one is known."""
     name, place = flags.get("job_name"), flags.get("job_dir")
     if not flags.get("resume") or not (name or place):
         return None
+    if is_address(str(place)):
+        return below(str(place), "job.yaml")
     yaml = JobDirectory(Path(place) if place else JOBS / str(name)).yaml
-    return yaml if yaml.exists() else None
+    return str(yaml) if yaml.exists() else None
 
 
-def _keys_of(file: Path) -> dict[str, Any]:
-    from elasticdl.yaml_documents import read_yaml
+def _keys_of(file: str) -> dict[str, Any]:
+    from elasticdl.yaml_documents import parse_yaml, read_yaml
 
-    content = read_yaml(file)
+    if is_address(file):
+        content = parse_yaml(store_of(file, STARTING).read(file, STARTING), file)
+    else:
+        content = read_yaml(Path(file))
     try:
         refuse_unknown(map(str, content))
     except SpecError as error:
@@ -110,7 +119,8 @@ def _on_this_machine(spec: JobSpec, say: Callable[[str], None]) -> JobSpec:
         generated_name=not (cluster.job_name or cluster.job_dir),
     )
     spec = spec.replace(**_absolute_paths(spec))
-    if kept.resume:
+    # What a job at an address was scaled to is known when its files are here.
+    if kept.resume and not is_address(spec.cluster.job_dir):
         directory = JobDirectory(Path(spec.cluster.job_dir))
         spec, scaled = as_scaled(
             spec, directory, anew=spec.workers_anew, servers_anew=spec.servers_anew

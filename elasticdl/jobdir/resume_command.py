@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elasticdl.checkpoint.layout import has_checkpoint, incomplete_checkpoint
+from elasticdl.flag import is_address
 from elasticdl.job_name import next_name
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.output_folder import names_in
 from elasticdl.jobdir.scale_override import read_scale_override
+from elasticdl.storage.address import below
 
 if TYPE_CHECKING:
     from elasticdl.job import JobSpec
@@ -79,6 +81,9 @@ def _submitted(job_json: Mapping[str, Any], directory: JobDirectory, *, resumes:
 
 def _local(action: str, job_json: Mapping[str, Any], path: Path, *, resumes: bool) -> str:
     cluster = job_json.get("cluster") or {}
+    job_dir = str(cluster.get("job_dir") or path)
+    if is_address(job_dir):
+        return _at_address(action, job_dir, resumes=resumes)
     command = [*_program(), action, "-f", str(JobDirectory(path).yaml)]
     if resumes:
         # job.yaml already names the directory, unless somebody moved it.
@@ -90,6 +95,14 @@ def _local(action: str, job_json: Mapping[str, Any], path: Path, *, resumes: boo
     return shlex.join(
         [*command, "--job-name", name, "--job-dir", str(place), *_new_output(action, job_json)]
     )
+
+
+def _at_address(action: str, address: str, *, resumes: bool) -> str:
+    """Return the command for a job at an address: any machine that reaches the store can run it."""
+    command = [*_program(), action, "-f", below(address, "job.yaml")]
+    if resumes:
+        return shlex.join([*command, "--resume"])
+    return shlex.join([*command, "--job-dir", next_name(address.rstrip("/"))])
 
 
 def _new_output(action: str, job_json: Mapping[str, Any]) -> list[str]:

@@ -134,11 +134,12 @@ class JobPreflight:
         kept = self.spec.checkpoint
         if is_address(kept.checkpoint_dir_for_init):
             copies.peek(kept.checkpoint_dir_for_init)
-        if not kept.checkpoint_dir:
+        place = self.spec.checkpoint_copies
+        if not place:
             return
         if not kept.resume and not self.again:
-            copies.refuse_foreign(kept.checkpoint_dir)
-        try_to_write(kept.checkpoint_dir)
+            copies.refuse_foreign(place)
+        try_to_write(place)
 
     def _refuse_another_model(self, dry_run: DryRun) -> None:
         """Raise UserError if the checkpoint that the job starts from is of another model.
@@ -148,7 +149,7 @@ class JobPreflight:
         """
         kept = self.spec.checkpoint
         if kept.resume:
-            location = JobDirectory(Path(self.spec.cluster.job_dir)).checkpoints
+            location = JobDirectory.of(self.spec.cluster.job_dir).checkpoints
         elif kept.checkpoint_dir_for_init and not is_address(kept.checkpoint_dir_for_init):
             location = Path(kept.checkpoint_dir_for_init)
         else:

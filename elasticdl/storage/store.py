@@ -90,6 +90,11 @@ class Store:
             limits,
         )
 
+    def read(self, address: str, limits: Limits = RUNNING) -> bytes:
+        """The bytes of a small object. If it is replaced meanwhile, they may be cut off."""
+        opened = self.open(address, limits)
+        return opened.read(0, opened.size_bytes)
+
     def look_at(self, address: str, limits: Limits = RUNNING) -> Entry | None:
         """What is at an address; None if nothing."""
         info = attempt(
@@ -130,9 +135,9 @@ class Store:
 
             attempt(address, "write", put, limits)
 
-    def download(self, address: str, file: Path) -> None:
+    def download(self, address: str, file: Path, limits: Limits = RUNNING) -> None:
         """Write a new file with the bytes of an object. Also raises OSError of the file."""
-        opened = self.open(address)
+        opened = self.open(address, limits)
         with open(file, "xb", buffering=0, opener=private) as target:
             for begin in range(0, opened.size_bytes, _CHUNK_BYTES):
                 target.write(opened.read(begin, min(opened.size_bytes, begin + _CHUNK_BYTES)))

@@ -75,7 +75,7 @@ def pasted(words: str, capsys: pytest.CaptureFixture[str]) -> JobSpec:
     with NamedTemporaryFile("w") as file:
         file.write(json.dumps(found))
         file.flush()
-        return settle(Request(Action(arguments[0]), {}, Path(file.name)))
+        return settle(Request(Action(arguments[0]), {}, file.name))
 
 
 @pytest.mark.parametrize("name", ["jobs/a", "with a space/it's"])

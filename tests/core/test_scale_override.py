@@ -68,7 +68,7 @@ def from_file(tmp_path: Path, **keys: Any) -> tuple[str, list[str]]:
     lines = {**NEEDED, **keys}
     (tmp_path / "own.yaml").write_text("".join(f"{key}: {value}\n" for key, value in lines.items()))
     said: list[str] = []
-    spec = settle(Request(Action.TRAIN, {"resume": True}, tmp_path / "own.yaml"), said.append)
+    spec = settle(Request(Action.TRAIN, {"resume": True}, str(tmp_path / "own.yaml")), said.append)
     with placed(spec) as (settled, _directory):
         return str(settled.cluster.num_workers), said
 

@@ -222,7 +222,7 @@ def test_a_resumed_job_has_the_workers_that_its_command_names_and_not_those_of_i
     volume = "claim_name=c,mount_path=/data"
     file.write_text(f"image_name: i\nnum_workers: 2\nvolume: {volume}\njob_dir: /data/j\n")
     given = {"model_def": "m", "training_data": "t", "resume": True, **flags}
-    spec = settle(Request(Action.TRAIN, given, file))
+    spec = settle(Request(Action.TRAIN, given, str(file)))
     assert spec_of(job_object(spec, "n")).workers_anew == anew
 
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, final
 
+from elasticdl.cli.jobs.directory_record import record_of, snapshot_of
 from elasticdl.cli.jobs.job import (
     Diagnosis,
     JobLocation,
@@ -24,15 +25,15 @@ from elasticdl.errors import ElasticDLError, NoSuchJob, PermanentError, Transien
 from elasticdl.history.lines import began_at
 from elasticdl.job_status import JobStatus, unknown_status
 from elasticdl.jobdir.job_end import job_action, job_end, job_name, made_wall_s
-from elasticdl.jobdir.last_status import last_seen_s, newest_status
-from elasticdl.jobdir.layout import JobDirectory, part_of, read_json
+from elasticdl.jobdir.last_status import newest_status
+from elasticdl.jobdir.layout import JobDirectory, read_json
 from elasticdl.jobdir.master_address import MasterAddress, read_master
 from elasticdl.jobdir.outcome import Outcome
 from elasticdl.jobdir.supervisor_file import SupervisorFile, read_supervisor
 from elasticdl.tokens import viewer_token
 
 if TYPE_CHECKING:
-    from elasticdl.history.snapshot import About, Record
+    from elasticdl.history.snapshot import Record
     from elasticdl.rpc.master_client import MasterClient
 
 CALL_S = 5.0
@@ -218,43 +219,10 @@ class DirectoryJob:
 
     def snapshot(self) -> dict[str, object]:
         """See Job."""
-        from elasticdl.cluster.logs.log_tails import ends_in
-        from elasticdl.history.snapshot import StatusReading, series_in, snapshot
-
-        report, record, outcome = self.report(), self._record(), self.outcome()
-        about = self._about(record.started_at or made_wall_s(self.directory))
-        # An ended job's duration must not grow with the time of the query.
-        now = record.events[-1].at if outcome is not None and record.events else time.time()
-        reading = StatusReading(about, report.status, report.state, now)
-        with _readable(self.directory):
-            logs = ends_in(self.directory.logs, report.status)
-            return snapshot(reading, record, series_in(self.directory.path), outcome, logs)
+        return snapshot_of(self.directory, self.name, self.report(), self.outcome())
 
     def _record(self) -> Record:
-        """Return the job's record; a running job's extends to now."""
-        from elasticdl.history.snapshot import record_in
-
-        with _readable(self.directory):
-            record = record_in(self.directory.path)
-            outcome = self.outcome()
-            if self.directory.master.exists() and outcome is None and record.started_at:
-                return record_in(self.directory.path, time.time() - record.started_at)
-            return (
-                record
-                if outcome is None or self.directory.status.exists()
-                else record_in(
-                    self.directory.path, killed=outcome.message, heard_s=last_seen_s(self.directory)
-                )
-            )
-
-    def _about(self, started_at: float) -> About:
-        from elasticdl.history.snapshot import About, installed_version
-
-        spec = read_json(self.directory.spec)
-        strategy = str(part_of(spec, "training").get("distribution_strategy", ""))
-        return About(
-            self.name, str(spec.get("action", "")), strategy, started_at, installed_version()
-        )
+        return record_of(self.directory, self.outcome())
 
     def close(self) -> None:
         """See Job."""
@@ -350,11 +318,3 @@ class DirectoryJob:
             raise TransientError(words, hint=hint) from error
         finally:
             client.close()
-
-
-@contextmanager
-def _readable(directory: JobDirectory) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise PermanentError(f"cannot read {directory.path}: {error.strerror or error}") from error

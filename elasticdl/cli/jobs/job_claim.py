@@ -61,7 +61,7 @@ def refuse_if_taken(spec: JobSpec) -> None:
 
     With --resume, the directory must hold a training job.
     """
-    directory = JobDirectory(Path(spec.cluster.job_dir))
+    directory = JobDirectory.of(spec.cluster.job_dir)
     try:
         _refuse_if_taken(spec, directory)
     except OSError as error:  # a name that is too long, or a parent without permission
@@ -81,7 +81,7 @@ def _refuse_if_taken(spec: JobSpec, directory: JobDirectory) -> None:
             hint=_continue_or_leave(spec, directory),
         )
     # The copies may be all that is left of the job: the master looks at them.
-    if spec.checkpoint.resume and not spec.checkpoint.checkpoint_dir:
+    if spec.checkpoint.resume and not spec.checkpoint_copies:
         refuse_resume(directory)
     init = spec.checkpoint.checkpoint_dir_for_init
     # The check of the job looks at an object store.
@@ -115,7 +115,7 @@ def claimed(spec: JobSpec) -> Iterator[JobDirectory]:
     the disk is full or fails.
     """
     refuse_if_taken(spec)
-    directory = JobDirectory(Path(spec.cluster.job_dir))
+    directory = JobDirectory.of(spec.cluster.job_dir)
     # Create, lock, check again: another command may claim it between the check and the lock.
     made = _make(directory.path, "--job-dir", DIRECTORY_MODE)
     try:
@@ -123,7 +123,7 @@ def claimed(spec: JobSpec) -> Iterator[JobDirectory]:
     except OSError as error:
         raise _unusable(f"cannot open {directory.path}", error) from error
     try:
-        _wait_for_killed_run(directory)
+        wait_for_killed_run(directory)
         refuse_if_taken(spec)
         try_places(spec)
         with _ours_alone(spec), _undone_unless_begun(directory, is_new=directory.path in made):
@@ -139,7 +139,7 @@ def claimed(spec: JobSpec) -> Iterator[JobDirectory]:
         os.close(lock)
 
 
-def _wait_for_killed_run(directory: JobDirectory) -> None:
+def wait_for_killed_run(directory: JobDirectory) -> None:
     """Return when no earlier run's supervisor lives.
 
     A killed command frees its lock some moments before the kernel has killed its supervisor. Raises
@@ -214,7 +214,7 @@ def _ours_alone(spec: JobSpec) -> Iterator[None]:
     """
     output = spec.checkpoint.output
     path = Path(output)
-    if spec.action != "predict" or not output or path == Path(spec.cluster.job_dir):
+    if spec.action != "predict" or not output or output == spec.cluster.job_dir:
         yield
         return
     made = _make(path, "--output")

@@ -1,6 +1,6 @@
 """Find the job that a user names.
 
-1. `--job-dir PATH` selects the local job in PATH.
+1. `--job-dir PATH` selects the local job in PATH. PATH, or JOB itself, may be the address of a job.
 2. `--namespace` or `--kube-context` selects a job on a cluster.
 3. A bare name selects the local job in ./jobs/NAME, in the directory NAME, or of that name below
    ./jobs; else the job in the namespace of the current kube context, if there is one.
@@ -23,6 +23,7 @@ from elasticdl.cli.jobs.job import Job, JobQuery
 from elasticdl.cli.jobs.local_jobs import local_jobs, local_names
 from elasticdl.cluster.kubernetes.kubeconfig import no_cluster
 from elasticdl.errors import ElasticDLError, NoSuchJob, SpecError
+from elasticdl.flag import is_address
 from elasticdl.jobdir.layout import JOBS, JobDirectory
 
 if TYPE_CHECKING:
@@ -52,6 +53,9 @@ def resolve_job(query: JobQuery) -> Iterator[Job]:
         raise click.UsageError(
             "--job-dir is a job of this machine, --namespace and --kube-context one on a cluster."
         )
+    if is_address(address := query.job_dir or query.job):
+        yield from _at_address(address)
+        return
     if not on_cluster:
         places = [Path(query.job_dir)] if query.job_dir else [JOBS / query.job, Path(query.job)]
         for place in chain(places, () if query.job_dir else _named(query.job)):
@@ -63,6 +67,19 @@ def resolve_job(query: JobQuery) -> Iterator[Job]:
     if query.job_dir:
         raise NoSuchJob(f"there is no job in {query.job_dir}", hint=_known())
     yield from _on_cluster(query, certain=on_cluster)
+
+
+def _at_address(address: str) -> Iterator[Job]:
+    from elasticdl.cli.jobs.address_job import AddressJob, local_directory
+
+    if (here := local_directory(address)) is not None:
+        yield DirectoryJob(here)
+        return
+    job = AddressJob(address)
+    try:
+        yield job
+    finally:
+        job.close()
 
 
 def _holds_a_job(directory: JobDirectory) -> bool:

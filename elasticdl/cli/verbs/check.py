@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -32,7 +31,7 @@ from elasticdl.job_choices import Action
     help="Command to check for. [train]",
 )
 @FORMAT_OPTION
-def check(file: Path | None, action: str, form: str, **parameters: Any) -> int:  # noqa: ANN401 - the flags
+def check(file: str, action: str, form: str, **parameters: Any) -> int:  # noqa: ANN401 - the flags
     """Validate model and data without starting a job.
 
     Loads the model module, runs one batch through it and counts the records. Leaves no files.
@@ -48,12 +47,13 @@ def check(file: Path | None, action: str, form: str, **parameters: Any) -> int: 
 
 
 def _here(spec: JobSpec, form: Format) -> int:
-    from elasticdl.cli.jobs.job_claim import refuse_if_taken, try_places
+    from elasticdl.cli.jobs.address_claim import refuse_if_used
+    from elasticdl.cli.jobs.job_claim import try_places
     from elasticdl.master.preflight import COMMAND, PROCESS, refuse_paths, run_preflight
 
     about = "directories"
     try:
-        refuse_if_taken(spec)
+        refuse_if_used(spec)
         try_places(spec)
         about = "model and data"
         refuse_paths(spec)

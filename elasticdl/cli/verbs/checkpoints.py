@@ -18,8 +18,10 @@ from elasticdl.cli.views import progress
 from elasticdl.cli.views.console import put, show, tell
 from elasticdl.cli.views.documents import Format, render
 from elasticdl.errors import Corrupted, SpecError
+from elasticdl.flag import is_address
 from elasticdl.formatting import NOTHING, amount, size
 from elasticdl.jobdir.layout import JobDirectory
+from elasticdl.storage.address import below
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -38,7 +40,7 @@ def _complete(
     return names or [CompletionItem(begun, type="dir")]
 
 
-_TARGET = click.argument("target", metavar="JOB|DIR", shell_complete=_complete)
+_TARGET = click.argument("target", metavar="JOB|DIR|ADDRESS", shell_complete=_complete)
 
 
 @final
@@ -58,8 +60,8 @@ class _Checkpoints(click.Group):
 def checkpoints() -> None:
     """List or verify the checkpoints of a job.
 
-    Works on files, so it needs a directory that this machine sees. For a job on a cluster, mount
-    its volume and name the directory.
+    Works on files, so it needs a directory that this machine sees, or the address of copies in an
+    object store. For a job on a cluster, mount its volume and name the directory.
     """
 
 
@@ -67,15 +69,15 @@ def checkpoints() -> None:
 @_TARGET
 @FORMAT_OPTION
 def list_(target: str, form: str) -> None:
-    """List the checkpoints of a job or in a directory, newest first.
+    """List the checkpoints of a job, in a directory or at an address, newest first.
 
     A delta has the rows that were changed since the checkpoint before it. Its size is without the
     files that it shares with the checkpoints before it.
     """
-    from elasticdl.checkpoint.inspection import summaries
+    from elasticdl.checkpoint.inspection import summaries, summaries_of_copies
 
     location = _location(target)
-    found = summaries(location)
+    found = summaries_of_copies(location) if isinstance(location, str) else summaries(location)
     if form != Format.TABLE:
         put(render([asdict(one) for one in found], Format(form)))
         return
@@ -97,9 +99,14 @@ def verify(target: str, version: int | None, form: str) -> None:
 
     The exit code is 1 if a file is damaged or missing. The error names each one.
     """
-    from elasticdl.checkpoint.inspection import verify_all
+    from elasticdl.checkpoint.inspection import verify_all, verify_copies
 
-    found = verify_all(_location(target), version)
+    location = _location(target)
+    found = (
+        verify_copies(location, version)
+        if isinstance(location, str)
+        else verify_all(location, version)
+    )
     if form != Format.TABLE:
         put(render([asdict(one) for one in found], Format(form)))
     else:
@@ -112,11 +119,15 @@ def verify(target: str, version: int | None, form: str) -> None:
         )
 
 
-def _location(target: str) -> Path:
-    """Return the directory of the checkpoints that the user names.
+def _location(target: str) -> Path | str:
+    """Return the directory, or the address, of the checkpoints that the user names.
 
     Raises SpecError for a job on a cluster, and NoSuchJob.
     """
+    if is_address(target):
+        from elasticdl.checkpoint import copies
+
+        return target if copies.versions(target) else below(target, "checkpoints")
     path = Path(target)
     if path.is_dir() and not JobDirectory(path).spec.exists() and _has_versions(path):
         return path

@@ -12,6 +12,7 @@ from elasticdl.cli.jobs.resolve_job import RULE, resolve_job
 from elasticdl.cli.param_types import LocalPath
 from elasticdl.cli.views.console import put
 from elasticdl.errors import PermanentError, UserError
+from elasticdl.flag import is_address
 
 
 @click.command(context_settings=SETTINGS, epilog=RULE)
@@ -27,7 +28,7 @@ def report(query: JobQuery, output: str) -> None:
     """Save a job's status page, as it is now, as one file that opens without a network.
 
     A job writes one into its directory when it ends. For a local job the default is report.html in
-    the job's directory, for a job on a cluster JOB-report.html in the current directory. Prints
+    the job's directory, for others JOB-report.html in the current directory. Prints
     the path of the file.
     """
     from elasticdl.page import render_report
@@ -56,6 +57,6 @@ def report(query: JobQuery, output: str) -> None:
 def _place(job: Job) -> str:
     return (
         str(Path(job.place.job_dir) / "report.html")
-        if job.place.job_dir
+        if job.place.job_dir and not is_address(job.place.job_dir)
         else f"{job.name}-report.html"
     )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import signal
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -52,7 +51,7 @@ def _verb(action: Action, doc: str) -> click.Command:
         help="Output format of results.",
     )
     def command(
-        file: Path | None,
+        file: str,
         detach: bool,
         dry_run: bool,
         form: str | None,
@@ -114,15 +113,17 @@ def run_job(spec: JobSpec, form: Format) -> int:
     """
     import asyncio
 
-    from elasticdl.cli.jobs.job_claim import placed
+    from elasticdl.cli.jobs.address_claim import claimed_place
     from elasticdl.cli.jobs.local_launch import LocalRun
     from elasticdl.cli.views.live_view import view_for
     from elasticdl.cli.views.result_output import tell_end
     from elasticdl.master.preflight import refuse_paths
 
     refuse_paths(spec)
-    with placed(spec) as (spec, directory):
-        tell(f"job {spec.cluster.job_name} in {directory.path}")
+    with claimed_place(spec) as (spec, directory):
+        place = spec.cluster.job_dir
+        here = f", which works in {directory.path}" if place != str(directory.path) else ""
+        tell(f"job {spec.cluster.job_name} in {place}{here}")
         view = view_for()
         try:
             outcome = asyncio.run(_with_signals(LocalRun(spec, directory, view), view))

@@ -21,8 +21,10 @@ from elasticdl.errors import Corrupted, PermanentError, TransientError, UserErro
 from elasticdl.flag import is_address
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action, Strategy
+from elasticdl.jobdir.address_owner import require_ours
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.scale_override import keep_scale, keep_servers
+from elasticdl.jobdir.working_directory import WorkingDirectory
 from elasticdl.master.core.commands import SaveSnapshot
 from elasticdl.master.core.data.resuming import begin_again, count_repeated
 from elasticdl.master.core.data.sharding import ShardPlan
@@ -71,7 +73,7 @@ class Saver(Protocol):
 class SavedCheckpoint:
     """A complete checkpoint.
 
-    `not_copied`: why there is no copy in --checkpoint-dir; '' if there is, or if none is wanted.
+    `not_copied`: why there is no copy in the object store; '' if there is, or if none is wanted.
     `paused_s`: of the time it took, each server paused for as long as this or longer.
     """
 
@@ -100,6 +102,7 @@ class CheckpointArchive:
 
     def __init__(self, spec: JobSpec, checkpoints: Path) -> None:
         self._spec = spec.checkpoint
+        self._copies, self._job_dir = spec.checkpoint_copies, spec.cluster.job_dir
         self._epochs = spec.data.num_epochs
         self._workers = spec.cluster.num_workers
         self._servers = spec.cluster.num_ps_pods
@@ -122,8 +125,8 @@ class CheckpointArchive:
         return replace(start, passed_over=(*passed_over, *start.passed_over))
 
     def _fetch_newer(self) -> tuple[str, ...]:
-        """Bring a newer copy from --checkpoint-dir here; return why others were passed over."""
-        if not self._spec.checkpoint_dir:
+        """Bring a newer copy from the object store here; return why others were passed over."""
+        if not self._copies:
             return ()
         try:
             here = store.newest(self._checkpoints)
@@ -132,7 +135,7 @@ class CheckpointArchive:
             here = None
         newest = here.manifest.version if here else -1
         try:
-            return copies.fetch_newer(self._spec.checkpoint_dir, self._checkpoints, newest)
+            return copies.fetch_newer(self._copies, self._checkpoints, newest)
         except OSError as error:
             raise PermanentError(
                 f"cannot write to {self._checkpoints}: {error.strerror or error}",
@@ -212,7 +215,7 @@ class CheckpointArchive:
         if not (command.hurried or command.keeps):
             await self.prune(command.version, command.held)
         problem = ""
-        if self._spec.checkpoint_dir and not command.hurried:
+        if self._copies and not command.hurried:
             problem = await asyncio.to_thread(self._copy, directory, manifest)
         return SavedCheckpoint(str(directory), manifest.bytes, problem, paused_s)
 
@@ -225,12 +228,14 @@ class CheckpointArchive:
             _LOG.warning("cannot remove old checkpoints in %s: %s", self._checkpoints, error)
 
     def _copy(self, directory: Path, manifest: Manifest) -> str:
-        """Copy a checkpoint to --checkpoint-dir; return why that failed, '' if it did not."""
-        address = self._spec.checkpoint_dir
+        """Copy a checkpoint to the object store; return why that failed, '' if it did not."""
+        address = self._copies
         try:
+            if is_address(self._job_dir):
+                require_ours(self._job_dir, WorkingDirectory.of(self._job_dir).state().owner)
             copies.upload(directory, manifest, address)
             copies.prune(address, self._spec.keep_checkpoint_max, manifest.version)
-        except (UserError, TransientError, OSError) as error:
+        except (UserError, TransientError, Corrupted, OSError) as error:
             # The checkpoint here is complete, and older ones are gone: it counts.
             return f"cannot copy {directory.name} to {address}: {error}"
         return ""
@@ -285,7 +290,7 @@ class CheckpointArchive:
         not there, while another checkpoint of its version may be.
         """
         replaces = any(link.version == version for link in base.manifest.chain)
-        return not replaces and not (base.hurried and self._spec.checkpoint_dir)
+        return not replaces and not (base.hurried and self._copies)
 
     def _resumed(self, checkpoint: store.VerifiedCheckpoint) -> JobStart:
         if not checkpoint.manifest.ledger:

@@ -465,8 +465,8 @@ class Checkpointing:
             self._context.orders.announce("checkpoint", why, level="warning")
 
     def _is_counted(self, snapshot: SnapshotId) -> bool:
-        """Whether intervals begin with it; with --checkpoint-dir only with those copied there."""
-        return snapshot != self._hurried or not self._context.spec.checkpoint.checkpoint_dir
+        """Whether intervals begin with it; where copies are kept only with those copied."""
+        return snapshot != self._hurried or not self._context.spec.checkpoint_copies
 
     def _pause_after(self, saving: Saving, paused_s: float = 0.0) -> None:
         now_s = self._context.now_s

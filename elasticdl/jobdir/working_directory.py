@@ -1,0 +1,80 @@
+"""Where a job whose --job-dir is an address works on this machine.
+
+| file below the user's cache | content |
+|---|---|
+| `jobs/NAME-HASH/job/` | the job's directory |
+| `jobs/NAME-HASH/job-2/` | one that had to make way for a newer copy in the store |
+| `jobs/NAME-HASH/state.json` | the id of this directory, who may copy it, and what is copied |
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self, final
+
+from elasticdl.data.index_cache import root
+from elasticdl.jobdir.layout import JobDirectory, read_json, write_json
+from elasticdl.storage.address import parse
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CopyState:
+    """What this machine knows of the copy in the store.
+
+    `writer` and `sequence` are those of the index that the directory continues; '' and 0 for none.
+    `files` has size in bytes and modification time in nanoseconds of each copied file, as it was
+    then. `owner` is the id with which a command holds the address.
+    """
+
+    id: str
+    owner: str = ""
+    writer: str = ""
+    sequence: int = 0
+    files: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self | None:
+        """Parse a file; None if it is missing or damaged."""
+        try:
+            files = {str(key): (int(a), int(b)) for key, (a, b) in value["files"].items()}
+            identity, owner, writer = (str(value[key]) for key in ("id", "owner", "writer"))
+            return cls(identity, owner, writer, int(value["sequence"]), files)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class WorkingDirectory:
+    """The folder for one address; `path` need not exist."""
+
+    address: str
+    path: Path
+
+    @classmethod
+    def of(cls, address: str) -> Self:
+        """Return the folder for an address, below ELASTICDL_CACHE_DIR or the user's cache."""
+        parts = parse(address)
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", parts.name).strip(".-")[:40] or "job"
+        digest = hashlib.blake2b(str(parts).encode(), digest_size=6).hexdigest()
+        return cls(str(parts), (root() / "jobs" / f"{name}-{digest}").absolute())
+
+    @property
+    def job(self) -> JobDirectory:
+        """The job's directory."""
+        return JobDirectory(self.path / "job")
+
+    def state(self) -> CopyState:
+        """Return what `keep` has written, or a new state with a new id."""
+        known = CopyState.from_json(read_json(self.path / "state.json"))
+        return known or CopyState(secrets.token_hex(8))
+
+    def keep(self, state: CopyState) -> None:
+        """Save the state. Raises OSError."""
+        write_json(self.path / "state.json", asdict(state))

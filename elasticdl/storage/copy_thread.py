@@ -1,0 +1,77 @@
+"""A thread that copies something to an object store from time to time, while a job writes it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import final
+
+from elasticdl.errors import ElasticDLError
+
+_LOG = logging.getLogger(__name__)
+EVERY_S = 30.0
+"""A store has no appends: each time, the whole of a file that grew is written."""
+_CLOSE_S = 20.0
+
+
+@final
+class CopyThread:
+    """Calls `copy`, and goes on after errors. A thread of its own waits for the store."""
+
+    def __init__(
+        self,
+        copy: Callable[[], None],
+        changed: Callable[[str], None],
+        every_s: float = EVERY_S,
+        *,
+        patience_s: float = 0.0,
+    ) -> None:
+        """`changed` is called in the thread: with an error that has lasted for `patience_s`, and
+        with '' when a copy succeeds again after that.
+        """
+        self._copy, self._changed = copy, changed
+        self._every_s, self._patience_s = every_s, patience_s
+        self._failing_since_s: float | None = None
+        self._told = self._is_last = False
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="copies to a store", daemon=True)
+
+    def start(self) -> None:
+        """Start to copy."""
+        self._thread.start()
+
+    def close(self, *, last: bool = True) -> None:
+        """End the thread; with `last` it copies once more. Waits at most 20 s for the store."""
+        self._is_last = last
+        self._closing.set()
+        self._thread.join(_CLOSE_S)
+
+    def _run(self) -> None:
+        while True:
+            # Read before the last copy, so that it has what was written before `close`.
+            closing = self._closing.wait(self._every_s)
+            if closing and not self._is_last:
+                return
+            try:
+                self._copy()
+                self._succeeded()
+            except (OSError, ElasticDLError) as error:
+                self._failed(str(error))
+            if closing:
+                return
+
+    def _succeeded(self) -> None:
+        if self._told:
+            self._changed("")
+        self._failing_since_s, self._told = None, False
+
+    def _failed(self, why: str) -> None:
+        now_s = time.monotonic()
+        if self._failing_since_s is None:
+            self._failing_since_s = now_s
+        _LOG.info("cannot copy: %s; trying again every %.0f s", why, self._every_s)
+        if not self._told and now_s - self._failing_since_s >= self._patience_s:
+            self._changed(why)
+            self._told = True
