@@ -98,6 +98,12 @@ class _Handler(BaseHTTPRequestHandler):
     wbufsize = 1 << 16
     store: ObjectStore
 
+    def handle_expect_100(self) -> bool:
+        # In the buffer it would cost the client its second of patience for each upload.
+        going_on = super().handle_expect_100()
+        self.wfile.flush()
+        return going_on
+
     def log_message(self, *_: object) -> None:
         pass
 

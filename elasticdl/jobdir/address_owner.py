@@ -31,13 +31,15 @@ OWNER = "owner.json"
 class OwnerTimes:
     """Seconds. An owner without a heartbeat for `lost_s` has lost the address.
 
-    `settle_s` is the time for a concurrent first write to show.
+    `settle_s` is the time for a concurrent first write to show. `limits` are for the store's
+    answers while a person waits for them.
     """
 
     beat_s: float = 10.0
     lost_s: float = 60.0
     settle_s: float = 1.0
     look_s: float = 2.0
+    limits: Limits = STARTING
 
 
 TIMES = OwnerTimes()
@@ -128,7 +130,7 @@ class OwnedAddress:
         Waits up to `lost_s` for a heartbeat of an owner that has not ended. Raises AddressTaken if
         there is one, UserError, TransientError, Corrupted.
         """
-        before = read_owner(address)
+        before = read_owner(address, times.limits)
         # The lock says that an owner from this directory has ended, however it did.
         if before is not None and not before.ended and before.directory != directory:
             say(

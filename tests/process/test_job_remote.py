@@ -1,24 +1,30 @@
-"""A job whose data, checkpoints and exports are in an object store with latency, which answers 503
-for some seconds while a worker, a server and the master are killed; then the job goes on elsewhere
-with other numbers. `ELASTICDL_STORE_AWAY_S=30` makes it half a minute.
+"""A job whose data, directory, checkpoints and exports are in an object store with latency, which
+answers 503 for some seconds while a worker, a server and the master are killed. Then the job goes
+on at another address of the bucket, as on another machine, with other numbers.
+`ELASTICDL_STORE_AWAY_S=30` makes it half a minute.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
+from elasticdl.cli.main import run
+from elasticdl.jobdir.working_directory import WorkingDirectory
 from tests.conftest import Job, write_iris
-from tests.object_store import SECRET, ObjectStore, serving
+from tests.object_store import SECRET, ObjectStore, reached, serving
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 RECORDS = 150 * 80
 EPOCHS = 4
+FIRST, SECOND = "s3://bucket/jobs/first", "s3://bucket/jobs/second"
 AWAY_S = float(os.environ.get("ELASTICDL_STORE_AWAY_S", "4"))
 
 
@@ -41,23 +47,21 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
         yield store
 
 
-def start(store: ObjectStore, start_jobs: Callable[..., Job], *more: str, **flags: object) -> Job:
-    return start_jobs(
-        "train",
-        *more,
-        environment=store.environment(),
-        model_def="iris",
-        training_data="s3://bucket/data/part-*.csv",
-        validation_data="s3://bucket/data/part-0.csv",
-        minibatch_size=32,
-        output="s3://bucket/export",
-        export_seconds=2,
-        keep_export_max=2,
-        checkpoint_dir="s3://bucket/checkpoints",
-        checkpoint_steps=200,
-        keep_checkpoint_max=2,
-        **flags,
-    )
+def start(
+    store: ObjectStore,
+    start_jobs: Callable[..., Job],
+    cache: Path,
+    address: str,
+    *more: str,
+    **flags: object,
+) -> Job:
+    """A job at an address, on the machine with this cache."""
+    environment = {**store.environment(), "ELASTICDL_CACHE_DIR": str(cache)}
+    job = start_jobs("train", *more, environment=environment, job_dir=address, **flags)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ELASTICDL_CACHE_DIR", str(cache))
+        job.directory = WorkingDirectory.of(address).job.path
+    return job
 
 
 def exports(store: ObjectStore) -> list[int]:
@@ -67,8 +71,28 @@ def exports(store: ObjectStore) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def remote(store: ObjectStore, start_jobs: Callable[..., Job]) -> Remote:
-    first = start(store, start_jobs, num_epochs=EPOCHS, num_workers=2, num_ps_pods=2)
+def remote(
+    store: ObjectStore, start_jobs: Callable[..., Job], tmp_path_factory: pytest.TempPathFactory
+) -> Remote:
+    caches = tmp_path_factory.mktemp("first"), tmp_path_factory.mktemp("second")
+    first = start(
+        store,
+        start_jobs,
+        caches[0],
+        FIRST,
+        model_def="iris",
+        training_data="s3://bucket/data/part-*.csv",
+        validation_data="s3://bucket/data/part-0.csv",
+        minibatch_size=32,
+        output="s3://bucket/export",
+        export_seconds=2,
+        keep_export_max=2,
+        checkpoint_steps=200,
+        keep_checkpoint_max=2,
+        num_epochs=EPOCHS,
+        num_workers=2,
+        num_ps_pods=2,
+    )
     status = first.wait_until("an export is there", lambda status: bool(exports(store)))
     assert status["phase"] == "working"
     store.faults.down, store.faults.latency_s, choose = True, 0.02, random.Random(0)
@@ -79,10 +103,12 @@ def remote(store: ObjectStore, start_jobs: Callable[..., Job]) -> Remote:
     code, output = first.finish()
     back.join()
     assert code == 0, output + first.tails()
+    for key in store.keys("jobs/first/"):
+        store.put(key.replace("jobs/first/", "jobs/second/"), store.get(key))
     # As on another machine: nothing of the job but what is in the store.
-    second = start(
-        store, start_jobs, "--resume", num_epochs=EPOCHS + 1, num_workers=1, num_ps_pods=1
-    )
+    flags = ("-f", f"{SECOND}/job.yaml", "--resume")
+    numbers = {"num_epochs": EPOCHS + 1, "num_workers": 1, "num_ps_pods": 1}
+    second = start(store, start_jobs, caches[1], SECOND, *flags, **numbers)
     second_code, second_output = second.finish()
     assert second_code == 0, second_output + second.tails()
     return Remote(store, first, second, (output, second_output))
@@ -116,8 +142,33 @@ def test_the_store_has_the_newest_exports_and_checkpoints(remote: Remote) -> Non
     assert {"saved_model.pb", "model.weights.h5", "variables/variables.index"} <= {
         key.removeprefix(newest) for key in remote.store.keys(newest)
     }
-    manifests = [key for key in remote.store.keys("checkpoints/") if key.endswith("manifest.json")]
-    assert len(manifests) == 2
+    kept = remote.store.keys("jobs/second/checkpoints/")
+    assert len([key for key in kept if key.endswith("manifest.json")]) == 2
+
+
+def test_the_store_has_the_files_of_the_jobs(
+    remote: Remote,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for job, folder in ((remote.first, "jobs/first"), (remote.second, "jobs/second")):
+        for name in ("receipt.json", "events.jsonl", "metrics.jsonl", "report.html", "status.json"):
+            assert remote.store.get(f"{folder}/{name}") == (job.directory / name).read_bytes()
+        keys = remote.store.keys(f"{folder}/")
+        assert {f"{folder}/logs/{name}.log" for name in ("master-0", "worker-0", "ps-0")} <= {*keys}
+        assert any(key.startswith(f"{folder}/journal/") for key in keys)
+        assert not {f"{folder}/master.json", f"{folder}/supervisor.json"} & {*keys}
+    # The events of the first job came along.
+    assert remote.second.events()[0] == remote.first.events()[0]
+    monkeypatch.setenv("ELASTICDL_CACHE_DIR", str(tmp_path))
+    with reached(remote.store):
+        assert run(["status", SECOND, "-o", "json"]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        assert (shown["state"], shown["records"]["trained"]) == ("done", (EPOCHS + 1) * RECORDS)
+        assert run(["why", SECOND]) == 0 and "killed" in capsys.readouterr().out
+        assert run(["checkpoints", "verify", SECOND]) == 0
+        assert capsys.readouterr().out.count("intact") == 2
 
 
 def test_the_time_of_exports_is_in_the_account_of_time(remote: Remote) -> None:

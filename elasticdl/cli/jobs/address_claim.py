@@ -29,6 +29,7 @@ from elasticdl.jobdir.resumable import WHICH_JOB, refuse_resume
 from elasticdl.jobdir.scale_override import as_scaled
 from elasticdl.jobdir.working_directory import WorkingDirectory
 from elasticdl.private_file import make_private
+from elasticdl.storage.attempts import Limits
 
 Say = Callable[[str], None]
 
@@ -53,7 +54,7 @@ def refuse_if_used(spec: JobSpec) -> None:
     """Raise as `refuse_if_taken`; also look at the job's address. Creates nothing."""
     refuse_if_taken(spec)
     if is_address(spec.cluster.job_dir):
-        _refuse_if_used(spec, WorkingDirectory.of(spec.cluster.job_dir))
+        _refuse_if_used(spec, WorkingDirectory.of(spec.cluster.job_dir), TIMES.limits)
 
 
 @contextmanager
@@ -65,11 +66,11 @@ def _at_address(spec: JobSpec, say: Say, times: OwnerTimes) -> Iterator[JobSpec]
             make_private(working.path)
             stack.enter_context(_locked(working))
             wait_for_killed_run(working.job)
-            _refuse_if_used(spec, working)
+            _refuse_if_used(spec, working, times.limits)
             owned = OwnedAddress.take(working.address, working.state().id, say, times)
             stack.callback(_leave, working, owned, say)
             # Read again: its owner may have written until its end.
-            index = _refuse_if_used(spec, working)
+            index = _refuse_if_used(spec, working, times.limits)
             working.keep(replace(working.state(), owner=owned.id))
             brought = _brought(spec, working, index, say)
         yield brought
@@ -87,9 +88,9 @@ def _usable(working: WorkingDirectory) -> Iterator[None]:
         ) from error
 
 
-def _refuse_if_used(spec: JobSpec, working: WorkingDirectory) -> Index | None:
+def _refuse_if_used(spec: JobSpec, working: WorkingDirectory, limits: Limits) -> Index | None:
     """Return the index at the address. Raise SpecError if the job cannot begin or resume there."""
-    index, is_here = read_index(working.address), working.job.spec.exists()
+    index, is_here = read_index(working.address, limits), working.job.spec.exists()
     if not spec.checkpoint.resume and (index is not None or is_here):
         more = "" if index is not None else f", whose files are in {working.job.path}"
         resumes = "continue it with --resume, or " if spec.action == "train" else ""

@@ -1,0 +1,328 @@
+"""Jobs whose --job-dir is an address: who may use it, and which of two copies is the newer one."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from elasticdl.cli.jobs.address_claim import claimed_place
+from elasticdl.cli.main import run
+from elasticdl.cli.request import Request, settle
+from elasticdl.errors import Corrupted, ExitCode, SpecError, TransientError
+from elasticdl.job import JobSpec
+from elasticdl.job_choices import Action
+from elasticdl.jobdir.address_copy import AddressCopy, read_index
+from elasticdl.jobdir.address_owner import (
+    AddressLost,
+    AddressTaken,
+    OwnedAddress,
+    OwnerTimes,
+    read_owner,
+)
+from elasticdl.jobdir.layout import JobDirectory
+from elasticdl.jobdir.working_directory import WorkingDirectory
+from elasticdl.storage.attempts import Limits
+from tests.object_store import ObjectStore, reached, serving
+from tests.waiting import until
+
+pytestmark = pytest.mark.contract
+ADDRESS = "s3://bucket/jobs/iris"
+QUICK = OwnerTimes(beat_s=0.1, lost_s=0.6, settle_s=0.0, look_s=0.1)
+SILENT = OwnerTimes(beat_s=1000.0, lost_s=0.6, settle_s=0.0, look_s=0.1)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ObjectStore]:
+    with serving() as made, reached(made):
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def empty(server: ObjectStore) -> None:
+    server.buckets["bucket"].clear()
+
+
+@pytest.fixture
+def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], WorkingDirectory]:
+    """Go on with the cache of this machine; its working directory for the address."""
+
+    def go(machine: str) -> WorkingDirectory:
+        monkeypatch.setenv("ELASTICDL_CACHE_DIR", str(tmp_path / machine))
+        return WorkingDirectory.of(ADDRESS)
+
+    return go
+
+
+def job(**flags: object) -> JobSpec:
+    given = {"model_zoo": "zoo", "model_def": "iris", "training_data": "a.csv", **flags}
+    return settle(Request(Action.TRAIN, {"job_dir": ADDRESS, **given}))
+
+
+@contextmanager
+def running(
+    said: list[str] | None = None, times: OwnerTimes = QUICK, **flags: object
+) -> Iterator[JobDirectory]:
+    """A job that has begun, as far as its files show."""
+    say = (said if said is not None else []).append
+    with claimed_place(job(**flags), say, times) as (_, directory):
+        directory.preflight.write_text("{}")
+        yield directory
+
+
+def keys(server: ObjectStore) -> list[str]:
+    """The objects of the job; pyarrow leaves an empty one in place of a folder's last."""
+    names = (key.removeprefix("jobs/iris/") for key in server.keys("jobs/iris/"))
+    return [name for name in names if name]
+
+
+def copied_events(server: ObjectStore) -> str:
+    return server.get("jobs/iris/events.jsonl").decode()
+
+
+def test_the_files_are_at_the_address_when_the_job_has_ended_and_no_secret_is(
+    server: ObjectStore, on: Callable[[str], WorkingDirectory]
+) -> None:
+    on("a")
+    with running() as directory:
+        directory.events.write_text("one\n")
+        directory.journal.mkdir()
+        (directory.journal / "run-0001-000000.jsonl").write_text("an event\n")
+        directory.logs.mkdir()
+        directory.master_log.write_text("a line\n")
+        directory.master.write_text('{"token": "secret"}')
+        directory.dashboard.write_text("secret")
+        (directory.checkpoints / "version-1").mkdir(parents=True)
+        (directory.checkpoints / "version-1/part.bin").write_text("large")
+        (directory.path / ".events.jsonl.tmp").write_text("half")
+    there = [
+        "events.jsonl",
+        "job.json",
+        "job.yaml",
+        "journal/run-0001-000000.jsonl",
+        "logs/master-0.log",
+        "preflight.json",
+    ]
+    assert keys(server) == sorted([*there, "index.json", "owner.json"])
+    index, owner = read_index(ADDRESS), read_owner(ADDRESS)
+    assert index is not None and sorted(index.files) == there
+    assert owner is not None and owner.ended
+    assert f"job_dir: {ADDRESS}" in server.get("jobs/iris/job.yaml").decode()
+
+
+def test_the_index_names_only_what_is_there_while_the_store_goes_away(
+    server: ObjectStore, on: Callable[[str], WorkingDirectory]
+) -> None:
+    working = on("a")
+    with running() as directory:
+        copy = AddressCopy(working)
+        copy.copy()
+        (directory.path / "late").write_text("late")
+        server.faults.down = True
+        timer = threading.Timer(0.5, lambda: setattr(server.faults, "down", False))
+        timer.start()
+        copy.copy()  # waits for the store
+        timer.join()
+        index = read_index(ADDRESS)
+        assert index is not None and index.sequence == 2 and "late" in index.files
+        (directory.path / "late").unlink()
+        copy.copy()
+        assert "late" not in keys(server)
+        sent = len([one for one in server.requests if one.startswith("PUT")])
+        copy.copy()
+        assert sent == len([one for one in server.requests if one.startswith("PUT")])
+
+
+def test_a_large_file_that_grows_is_not_copied_each_time(
+    server: ObjectStore, on: Callable[[str], WorkingDirectory]
+) -> None:
+    working, now_s = on("a"), 0.0
+    with running() as directory:
+        copy = AddressCopy(working, lambda: now_s)
+        directory.events.write_bytes(b"x" * (3 << 20))
+        copy.copy()
+        with directory.events.open("a") as events:
+            events.write("more")
+        now_s = 2.0
+        copy.copy()
+        assert len(server.get("jobs/iris/events.jsonl")) == 3 << 20
+        now_s = 4.0
+        copy.copy()
+        assert copied_events(server).endswith("more")
+
+
+def test_a_new_job_refuses_an_address_that_has_one(
+    on: Callable[[str], WorkingDirectory], server: ObjectStore
+) -> None:
+    on("a")
+    with running():
+        pass
+    for machine in ("a", "b"):
+        on(machine)
+        with pytest.raises(SpecError, match=f"{ADDRESS} already contains a job"), running():
+            pass
+    # A refused job leaves nothing behind.
+    server.buckets["bucket"].clear()
+    on("c")
+    with pytest.raises(SpecError, match="of the check"), claimed_place(job(), print, QUICK):
+        raise SpecError("of the check")
+    assert keys(server) == []
+
+
+def test_only_an_address_with_a_job_or_checkpoints_is_resumed(
+    on: Callable[[str], WorkingDirectory], server: ObjectStore
+) -> None:
+    on("a")
+    missing = f"--resume, but {ADDRESS} holds no job"
+    with pytest.raises(SpecError, match=missing), running(resume=True):
+        pass
+    server.put("jobs/iris/checkpoints/newest.json", b'{"version": 7}')
+    with running(resume=True) as directory:
+        assert directory.spec.exists()
+
+
+def test_another_machine_fetches_the_files_and_then_has_the_newer_ones(
+    on: Callable[[str], WorkingDirectory], server: ObjectStore
+) -> None:
+    first = on("a")
+    with running() as directory:
+        directory.events.write_text("a\n")
+        directory.scale.write_text('{"num_workers": "3", "instead_of": ["1"]}')
+    second, said = on("b"), list[str]()
+    with claimed_place(job(resume=True), said.append, QUICK) as (spec, directory):
+        directory.preflight.write_text("{}")
+        assert directory.path == second.job.path != first.job.path
+        assert directory.events.read_text() == "a\n" and spec.cluster.num_workers.high == 3
+        directory.events.write_text("a\nb\n")
+    assert copied_events(server) == "a\nb\n" and not any("Warning" in one for one in said)
+    # What the first machine has is of before, however late its clock says it was written.
+    on("a")
+    first.job.events.write_text("stale\n")
+    with running(said, resume=True) as directory:
+        assert directory.events.read_text() == "a\nb\n"
+    assert (first.path / "job-2/events.jsonl").read_text() == "stale\n"
+    assert any(str(first.path / "job-2") in one for one in said)
+
+
+def test_what_this_machine_could_not_copy_is_newer_than_the_copy(
+    on: Callable[[str], WorkingDirectory], server: ObjectStore
+) -> None:
+    working = on("a")
+    with running() as directory:
+        directory.events.write_text("a\n")
+    working.job.events.write_text("a\nnot copied\n")
+    with running(resume=True) as directory:
+        assert directory.events.read_text() == "a\nnot copied\n"
+    assert copied_events(server) == "a\nnot copied\n"
+
+
+def test_a_second_job_is_refused_while_the_first_one_lives(
+    on: Callable[[str], WorkingDirectory], server: ObjectStore
+) -> None:
+    on("a")
+    with running() as directory:
+        directory.events.write_text("a\n")
+        AddressCopy(WorkingDirectory.of(ADDRESS)).copy()
+        with pytest.raises(SpecError, match="on this machine"), running(resume=True):
+            pass
+        on("b")
+        patient = OwnerTimes(0.1, 60.0, 0.0, 0.1)
+        with (
+            pytest.raises(AddressTaken, match="another command runs the job"),
+            running(times=patient, resume=True),
+        ):
+            pass
+
+
+def test_an_owner_without_a_heartbeat_loses_the_address_and_copies_nothing_more(
+    on: Callable[[str], WorkingDirectory], server: ObjectStore
+) -> None:
+    working, said = on("a"), list[str]()
+    with running(said, SILENT) as directory:
+        copy = AddressCopy(working)
+        copy.copy()
+        on("b")
+        with running(resume=True) as other:
+            directory.events.write_text("of the first\n")
+            with pytest.raises(AddressLost, match="has taken it"):
+                copy.copy()
+            other.events.write_text("of the second\n")
+        on("a")
+    assert copied_events(server) == "of the second\n"
+    assert any("Warning" in one and "has taken it" in one for one in said)
+
+
+def test_the_heartbeat_outlives_a_store_that_is_away(server: ObjectStore) -> None:
+    owned = OwnedAddress.take(ADDRESS, "machine", print, QUICK)
+
+    def beat() -> int:
+        owner = read_owner(ADDRESS)
+        assert owner is not None
+        return owner.beat
+
+    until("a heartbeat", lambda: beat() > 0)
+    server.faults.unavailable = 10
+    before = beat()
+    until("a heartbeat after that", lambda: beat() > before)
+    owned.release(forget=True)
+    assert keys(server) == []
+
+
+def test_a_store_that_is_away_at_the_start_is_an_error_before_there_is_a_file(
+    server: ObjectStore, on: Callable[[str], WorkingDirectory]
+) -> None:
+    working, limits = on("a"), Limits(give_up_s=0.2)
+    server.faults.down = True
+    try:
+        with (
+            pytest.raises(TransientError, match="cannot open"),
+            running(times=replace(QUICK, limits=limits)),
+        ):
+            pass
+    finally:
+        server.faults.down = False
+    assert keys(server) == [] and not working.job.path.exists()
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/outside", ""])
+def test_an_index_names_nothing_outside_of_the_directory(
+    name: str, server: ObjectStore, on: Callable[[str], WorkingDirectory]
+) -> None:
+    index = {"format": 1, "writer": "w", "sequence": 1, "wall_s": 0, "files": {name: 1}}
+    server.put("jobs/iris/index.json", json.dumps(index).encode())
+    on("a")
+    with pytest.raises(Corrupted, match=r"index\.json is damaged"), running(resume=True):
+        pass
+
+
+def test_verbs_read_the_copy_where_the_job_does_not_run(
+    server: ObjectStore,
+    on: Callable[[str], WorkingDirectory],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    on("a")
+    with running(job_name="flowers") as directory:
+        directory.logs.mkdir()
+        directory.master_log.write_text("first\nlast\n")
+        directory.status.write_text('{"exit_code": 0, "message": "trained it all"}')
+        AddressCopy(WorkingDirectory.of(ADDRESS)).copy()
+        on("b")
+        assert run(["status", ADDRESS]) == ExitCode.DONE
+        assert "runs on" in capsys.readouterr().out
+        assert run(["stop", "--job-dir", ADDRESS, "--yes"]) == ExitCode.JOB_FAILED
+        assert "run the command on" in capsys.readouterr().err
+        on("a")
+    on("b")
+    assert run(["status", ADDRESS, "-o", "json"]) == ExitCode.DONE
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["job"], shown["state"], shown["outcome"]) == ("flowers", "done", "trained it all")
+    assert run(["logs", "--job-dir", ADDRESS, "master-0", "-n", "1"]) == ExitCode.DONE
+    assert capsys.readouterr().out == "last\n"
+    assert run(["why", ADDRESS]) == ExitCode.DONE
+    assert run(["scale", ADDRESS, "--num-workers", "2"]) == ExitCode.NO_SUCH_JOB
+    assert run(["status", "s3://bucket/jobs/none"]) == ExitCode.NO_SUCH_JOB
