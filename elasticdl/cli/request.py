@@ -19,7 +19,7 @@ from elasticdl.cli.views.console import tell
 from elasticdl.data.sql_address import is_duckdb, parse_sql
 from elasticdl.data.sqlite_address import is_sqlite, parse_sqlite
 from elasticdl.errors import SpecError, UserError
-from elasticdl.flag import DATA, DIRECTORY, PLACE, Value, is_address, mark
+from elasticdl.flag import DATA, DIRECTORY, PLACE, Value, is_address, mark, path_or_address
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.job_name import directory_in_pod, generated_name
@@ -92,6 +92,10 @@ def _keys_of(file: str) -> dict[str, Any]:
     from elasticdl.yaml_documents import parse_yaml, read_yaml
 
     if is_address(file):
+        try:
+            path_or_address(file)
+        except ValueError as error:
+            raise SpecError(f"-f: {error}") from error
         content = parse_yaml(store_of(file, STARTING).read(file, STARTING), file)
     else:
         content = read_yaml(Path(file))

@@ -12,7 +12,10 @@ from elasticdl.jobdir.address_owner import AddressLost
 from elasticdl.jobdir.working_directory import WorkingDirectory
 from elasticdl.master.core.commands import Announce
 from elasticdl.storage.attempts import RUNNING
-from elasticdl.storage.copy_thread import EVERY_S, CopyThread
+from elasticdl.storage.copy_thread import CopyThread, Pace
+
+PACE = Pace(first_s=0.0, patience_s=RUNNING.give_up_s)
+"""The first copy is at once: without it another machine could not go on."""
 
 
 @final
@@ -20,16 +23,14 @@ class DirectoryCopy:
     """Copies every 30 s. The job's command copies what is left when the job has ended."""
 
     def __init__(
-        self, address: str, announce: Callable[[Announce], None], every_s: float = EVERY_S
+        self, address: str, announce: Callable[[Announce], None], pace: Pace = PACE
     ) -> None:
         """Use it on the event loop, on which `announce` is called."""
-        self._address, self._announce, self._every_s = address, announce, every_s
+        self._address, self._announce, self._pace = address, announce, pace
         self._loop = asyncio.get_running_loop()
         self._copy = AddressCopy(WorkingDirectory.of(address))
         self._lost = False
-        self._thread = CopyThread(
-            self._copy_changed, self._changed, every_s, patience_s=RUNNING.give_up_s
-        )
+        self._thread = CopyThread(self._copy_changed, self._changed, pace)
 
     def start(self) -> None:
         """Start to copy."""
@@ -57,6 +58,6 @@ class DirectoryCopy:
     def _changed(self, why: str) -> None:
         if why:
             text = f"the job's files are not copied to {self._address}: {why}"
-            self._tell(f"{text}; trying again every {self._every_s:.0f} s", "warning")
+            self._tell(f"{text}; trying again every {self._pace.every_s:.0f} s", "warning")
         else:
             self._tell(f"the job's files are copied to {self._address} again", "info")

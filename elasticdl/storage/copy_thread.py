@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import final
 
 from elasticdl.errors import ElasticDLError
@@ -17,22 +18,26 @@ _CLOSE_S = 20.0
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Seconds between copies, until the first one, and for which an error is not told."""
+
+    every_s: float = EVERY_S
+    first_s: float = EVERY_S
+    patience_s: float = 0.0
+
+
+@final
 class CopyThread:
     """Calls `copy`, and goes on after errors. A thread of its own waits for the store."""
 
     def __init__(
-        self,
-        copy: Callable[[], None],
-        changed: Callable[[str], None],
-        every_s: float = EVERY_S,
-        *,
-        patience_s: float = 0.0,
+        self, copy: Callable[[], None], changed: Callable[[str], None], pace: Pace
     ) -> None:
-        """`changed` is called in the thread: with an error that has lasted for `patience_s`, and
-        with '' when a copy succeeds again after that.
+        """`changed` is called in the thread: with an error that lasts, and with '' when a copy
+        succeeds again after that.
         """
-        self._copy, self._changed = copy, changed
-        self._every_s, self._patience_s = every_s, patience_s
+        self._copy, self._changed, self._pace = copy, changed, pace
         self._failing_since_s: float | None = None
         self._told = self._is_last = False
         self._closing = threading.Event()
@@ -49,9 +54,11 @@ class CopyThread:
         self._thread.join(_CLOSE_S)
 
     def _run(self) -> None:
+        pause_s = self._pace.first_s
         while True:
             # Read before the last copy, so that it has what was written before `close`.
-            closing = self._closing.wait(self._every_s)
+            closing = self._closing.wait(pause_s)
+            pause_s = self._pace.every_s
             if closing and not self._is_last:
                 return
             try:
@@ -71,7 +78,7 @@ class CopyThread:
         now_s = time.monotonic()
         if self._failing_since_s is None:
             self._failing_since_s = now_s
-        _LOG.info("cannot copy: %s; trying again every %.0f s", why, self._every_s)
-        if not self._told and now_s - self._failing_since_s >= self._patience_s:
+        _LOG.info("cannot copy: %s; trying again every %.0f s", why, self._pace.every_s)
+        if not self._told and now_s - self._failing_since_s >= self._pace.patience_s:
             self._changed(why)
             self._told = True

@@ -8,7 +8,7 @@ from typing import final
 
 from elasticdl.storage.address import below
 from elasticdl.storage.attempts import STARTING
-from elasticdl.storage.copy_thread import EVERY_S, CopyThread
+from elasticdl.storage.copy_thread import EVERY_S, CopyThread, Pace
 from elasticdl.storage.store import store_of
 
 _LOG = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ class FolderCopy:
     def __init__(self, folder: Path, address: str, every_s: float = EVERY_S) -> None:
         self._folder, self._address, self._every_s = folder, address, every_s
         self._copied_bytes: dict[Path, int] = {}
-        self._thread = CopyThread(self._copy, self._tell, every_s)
+        self._thread = CopyThread(self._copy, self._tell, Pace(every_s, every_s))
 
     def start(self) -> None:
         """Start to copy."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -27,9 +28,12 @@ from elasticdl.jobdir.address_owner import (
 )
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.working_directory import WorkingDirectory
+from elasticdl.master.core.commands import Announce
+from elasticdl.master.directory_copy import DirectoryCopy
 from elasticdl.storage.attempts import Limits
+from elasticdl.storage.copy_thread import Pace
 from tests.object_store import ObjectStore, reached, serving
-from tests.waiting import until
+from tests.waiting import until, until_async
 
 pytestmark = pytest.mark.contract
 ADDRESS = "s3://bucket/jobs/iris"
@@ -239,6 +243,21 @@ def test_a_second_job_is_refused_while_the_first_one_lives(
             pass
 
 
+def test_the_same_machine_goes_on_at_once_after_its_command_was_killed(
+    on: Callable[[str], WorkingDirectory], server: ObjectStore
+) -> None:
+    """Nobody else can have the lock of its working directory."""
+    on("a")
+    said: list[str] = []
+    with running(times=SILENT) as directory:
+        directory.events.write_text("a\n")
+        of_the_killed = server.get("jobs/iris/owner.json")
+    server.put("jobs/iris/owner.json", of_the_killed)
+    with running(said, replace(QUICK, lost_s=5.0), resume=True) as directory:
+        assert directory.events.read_text() == "a\n"
+    assert said == []
+
+
 def test_an_owner_without_a_heartbeat_loses_the_address_and_copies_nothing_more(
     on: Callable[[str], WorkingDirectory], server: ObjectStore
 ) -> None:
@@ -326,3 +345,33 @@ def test_verbs_read_the_copy_where_the_job_does_not_run(
     assert run(["why", ADDRESS]) == ExitCode.DONE
     assert run(["scale", ADDRESS, "--num-workers", "2"]) == ExitCode.NO_SUCH_JOB
     assert run(["status", "s3://bucket/jobs/none"]) == ExitCode.NO_SUCH_JOB
+
+
+def test_a_master_copies_at_once_and_tells_once_that_it_cannot_and_that_it_can_again(
+    server: ObjectStore, on: Callable[[str], WorkingDirectory]
+) -> None:
+    on("a")
+    events: list[Announce] = []
+
+    async def master() -> None:
+        copy = DirectoryCopy(ADDRESS, events.append, Pace(0.05, 0.0))
+        copy.start()
+        try:
+            await until_async("the first copy", lambda: "index.json" in keys(server))
+            server.put("jobs/iris/owner.json", b"damaged")
+            directory.events.write_text("more\n")
+            await until_async("it is told", lambda: len(events) == 1)
+            write_owner()
+            await until_async("it is told", lambda: len(events) == 2)
+        finally:
+            await asyncio.to_thread(copy.close)
+
+    with running(times=SILENT) as directory:
+        owner = server.get("jobs/iris/owner.json")
+
+        def write_owner() -> None:
+            server.put("jobs/iris/owner.json", owner)
+
+        asyncio.run(master())
+    assert [event.level for event in events] == ["warning", "info"]
+    assert "not copied to s3://bucket/jobs/iris" in events[0].text

@@ -795,7 +795,7 @@ def commands(group: click.Group, *names: str) -> Iterator[tuple[tuple[str, ...],
             yield (*names, name), command
 
 
-OF_DATA = {name for name, field in FIELDS.items() if mark(field, Value) == DATA}
+OF_DATA = {name for name, field in FIELDS.items() if mark(field, Value) == DATA} | {"file"}
 PATHS = [
     (words, parameter)
     for words, command in commands(elasticdl)
@@ -859,6 +859,27 @@ def test_an_address_that_no_job_may_have_is_refused(address: str, words: str) ->
     with pytest.raises(SpecError, match=f"--training-data: .*{words}") as caught:
         JobSpec.from_flags(Action.TRAIN, flags)
     assert address.startswith("memory") or "do-not-show" not in str(caught.value)
+
+
+def test_a_file_of_flags_has_no_secret_in_its_address(capsys: pytest.CaptureFixture[str]) -> None:
+    address = "https://host/job.yaml?X-Amz-Signature=do-not-show"
+    assert run(["train", "-f", address]) == 2
+    told = capsys.readouterr().err
+    assert "contains a password, key or signature" in told and "do-not-show" not in told
+
+
+def test_the_directory_of_a_job_on_a_cluster_is_a_path() -> None:
+    flags = {"model_def": "iris", "training_data": "t", "image_name": "i", "job_dir": ADDRESS}
+    with pytest.raises(SpecError, match=f"--job-dir {ADDRESS} with --image-name"):
+        JobSpec.from_flags(Action.TRAIN, flags)
+
+
+def test_a_job_at_an_address_copies_its_checkpoints_there_unless_told_otherwise() -> None:
+    flags = {"model_zoo": "zoo", "model_def": "iris", "training_data": "t", "job_dir": ADDRESS}
+    assert JobSpec.from_flags(Action.TRAIN, flags).checkpoint_copies == f"{ADDRESS}/checkpoints"
+    given = JobSpec.from_flags(Action.TRAIN, {**flags, "checkpoint_dir": "gs://other/place"})
+    assert given.checkpoint_copies == "gs://other/place"
+    assert "checkpoint_dir" not in JobSpec.from_flags(Action.TRAIN, flags).flags(defaults=False)
 
 
 def test_predictions_may_go_to_an_address() -> None:

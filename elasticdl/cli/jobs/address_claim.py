@@ -67,11 +67,14 @@ def _at_address(spec: JobSpec, say: Say, times: OwnerTimes) -> Iterator[JobSpec]
             stack.enter_context(_locked(working))
             wait_for_killed_run(working.job)
             _refuse_if_used(spec, working, times.limits)
-            owned = OwnedAddress.take(working.address, working.state().id, say, times)
+            state = working.state()
+            # A new id is known from here on, also if this command is killed.
+            working.keep(state)
+            owned = OwnedAddress.take(working.address, state.id, say, times)
             stack.callback(_leave, working, owned, say)
             # Read again: its owner may have written until its end.
             index = _refuse_if_used(spec, working, times.limits)
-            working.keep(replace(working.state(), owner=owned.id))
+            working.keep(replace(state, owner=owned.id))
             brought = _brought(spec, working, index, say)
         yield brought
 
