@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elasticdl.flag import is_address
 from elasticdl.private_file import replace_atomically
 
 JOBS = Path("jobs")
@@ -25,15 +24,6 @@ class JobDirectory:
     """Paths of the files in a job's directory."""
 
     path: Path
-
-    @classmethod
-    def of(cls, job_dir: str) -> JobDirectory:
-        """Return the directory of a settled --job-dir; for an address, that on this machine."""
-        if not is_address(job_dir):
-            return cls(Path(job_dir))
-        from elasticdl.jobdir.working_directory import WorkingDirectory
-
-        return WorkingDirectory.of(job_dir).job
 
     @property
     def spec(self) -> Path:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Self, final
 
 from elasticdl.data.index_cache import root
+from elasticdl.flag import is_address
 from elasticdl.jobdir.layout import JobDirectory, read_json, write_json
 from elasticdl.storage.address import parse
 
@@ -78,3 +79,8 @@ class WorkingDirectory:
     def keep(self, state: CopyState) -> None:
         """Save the state. Raises OSError."""
         write_json(self.path / "state.json", asdict(state))
+
+
+def directory_of(job_dir: str) -> JobDirectory:
+    """Return the directory of a settled --job-dir; for an address, that on this machine."""
+    return WorkingDirectory.of(job_dir).job if is_address(job_dir) else JobDirectory(Path(job_dir))

@@ -19,8 +19,8 @@ from elasticdl.flag import is_address
 from elasticdl.formatting import BUILDING, amount
 from elasticdl.job import DATA_FLAGS, JobSpec
 from elasticdl.job_choices import Action, Strategy
-from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.output_folder import refuse_output_address
+from elasticdl.jobdir.working_directory import directory_of
 from elasticdl.model.bad_record_filter import BadRecordFilter, Fed
 from elasticdl.model.checkpoint_fit import check_checkpoint
 from elasticdl.model.dry_run import (
@@ -149,7 +149,7 @@ class JobPreflight:
         """
         kept = self.spec.checkpoint
         if kept.resume:
-            location = JobDirectory.of(self.spec.cluster.job_dir).checkpoints
+            location = directory_of(self.spec.cluster.job_dir).checkpoints
         elif kept.checkpoint_dir_for_init and not is_address(kept.checkpoint_dir_for_init):
             location = Path(kept.checkpoint_dir_for_init)
         else:

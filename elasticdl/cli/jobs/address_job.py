@@ -187,10 +187,15 @@ class AddressJob:
         if index is None:
             raise NoSuchJob(f"there is no job in {self._address}")
         if self._index is None or index.key != self._index.key:
-            self._index = index
-            shutil.rmtree(self.directory.path)
+            self._index = None  # If this fails, the next look begins again.
+            shutil.rmtree(self.directory.path, ignore_errors=True)
             self.directory.path.mkdir(0o700)
-            self._fetch(lambda name: not name.startswith((_LOGS, _JOURNAL)))
+            self._index = fetch(
+                self._address,
+                index,
+                self.directory.path,
+                lambda name: not name.startswith((_LOGS, _JOURNAL)),
+            )
         self._read_s = time.monotonic()
 
     def _fetch(self, wanted: Callable[[str], bool]) -> None:

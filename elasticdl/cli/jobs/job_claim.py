@@ -22,6 +22,7 @@ from elasticdl.jobdir.output_folder import refuse_output
 from elasticdl.jobdir.resumable import refuse_resume
 from elasticdl.jobdir.scale_override import forget_scale_unless
 from elasticdl.jobdir.supervisor_file import read_supervisor
+from elasticdl.jobdir.working_directory import directory_of
 from elasticdl.private_file import DIRECTORY_MODE, replace_atomically
 from elasticdl.tracking.choice import refuse_missing_package
 
@@ -61,7 +62,7 @@ def refuse_if_taken(spec: JobSpec) -> None:
 
     With --resume, the directory must hold a training job.
     """
-    directory = JobDirectory.of(spec.cluster.job_dir)
+    directory = directory_of(spec.cluster.job_dir)
     try:
         _refuse_if_taken(spec, directory)
     except OSError as error:  # a name that is too long, or a parent without permission
@@ -115,7 +116,7 @@ def claimed(spec: JobSpec) -> Iterator[JobDirectory]:
     the disk is full or fails.
     """
     refuse_if_taken(spec)
-    directory = JobDirectory.of(spec.cluster.job_dir)
+    directory = directory_of(spec.cluster.job_dir)
     # Create, lock, check again: another command may claim it between the check and the lock.
     made = _make(directory.path, "--job-dir", DIRECTORY_MODE)
     try:
