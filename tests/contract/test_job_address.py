@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.cli.jobs.address_claim import claimed_place
+from elasticdl.cli.jobs.address_claim import claimed_place, refuse_if_used
 from elasticdl.cli.main import run
 from elasticdl.cli.request import Request, settle
 from elasticdl.errors import Corrupted, ExitCode, SpecError, TransientError
@@ -168,8 +168,11 @@ def test_a_new_job_refuses_an_address_that_has_one(
         pass
     for machine in ("a", "b"):
         on(machine)
-        with pytest.raises(SpecError, match=f"{ADDRESS} already contains a job"), running():
+        taken = pytest.raises(SpecError, match=f"{ADDRESS} already contains a job")
+        with taken, running():
             pass
+        with taken:
+            refuse_if_used(job())
     # A refused job leaves nothing behind.
     server.buckets["bucket"].clear()
     on("c")

@@ -51,10 +51,10 @@ def claimed_place(
 
 
 def refuse_if_used(spec: JobSpec) -> None:
-    """Raise as `refuse_if_taken`; also look at the job's address. Creates nothing."""
-    refuse_if_taken(spec)
+    """Raise as `refuse_if_taken`; first look at the job's address. Creates nothing."""
     if is_address(spec.cluster.job_dir):
         _refuse_if_used(spec, WorkingDirectory.of(spec.cluster.job_dir), TIMES.limits)
+    refuse_if_taken(spec)
 
 
 @contextmanager
