@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,6 +18,7 @@ from elasticdl.cli.request import Request, settle, validated
 from elasticdl.cli.views.console import put, silence, tell
 from elasticdl.cli.views.documents import Format, render
 from elasticdl.errors import ExitCode
+from elasticdl.flag import is_address
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 
@@ -129,6 +131,8 @@ def run_job(spec: JobSpec, form: Format) -> int:
             outcome = asyncio.run(_with_signals(LocalRun(spec, directory, view), view))
         finally:
             view.close()
+    if is_address(place):
+        outcome = replace(outcome, job_dir=place)
     tell_end(outcome, form)
     return outcome.exit_code
 
