@@ -70,11 +70,12 @@ class Owner:
     @classmethod
     def from_json(cls, value: Mapping[str, Any] | None) -> Self | None:
         """Parse an object; None if it is none of an owner."""
+        if value is None:
+            return None
         try:
-            assert value is not None
             beat, wall_s = int(value["beat"]), float(value["wall_s"])
             return cls(str(value["id"]), str(value["host"]), beat, wall_s, bool(value["ended"]))
-        except (AssertionError, KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError):
             return None
 
     @property
