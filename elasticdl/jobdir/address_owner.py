@@ -135,8 +135,8 @@ class OwnedAddress:
         # The lock says that an owner from this directory has ended, however it did.
         if before is not None and not before.ended and before.directory != directory:
             say(
-                f"a job on {before.host} may still use {address}: waiting {times.lost_s:g} s for its"
-                " heartbeat"
+                f"a job on {before.host} may still use {address}: waiting {times.lost_s:g} s for"
+                " its heartbeat"
             )
             _refuse_if_alive(address, before, times)
         owner = Owner(f"{directory}.{secrets.token_hex(8)}", socket.gethostname())

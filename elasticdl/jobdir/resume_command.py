@@ -83,7 +83,11 @@ def _local(action: str, job_json: Mapping[str, Any], path: Path, *, resumes: boo
     cluster = job_json.get("cluster") or {}
     job_dir = str(cluster.get("job_dir") or path)
     if is_address(job_dir):
-        return _at_address(action, job_dir, resumes=resumes)
+        command = [*_program(), action, "-f", below(job_dir, "job.yaml")]
+        if resumes:
+            return shlex.join([*command, "--resume"])
+        anew = ["--job-dir", next_name(job_dir.rstrip("/")), *_new_output(action, job_json)]
+        return shlex.join([*command, *anew])
     command = [*_program(), action, "-f", str(JobDirectory(path).yaml)]
     if resumes:
         # job.yaml already names the directory, unless somebody moved it.
@@ -95,14 +99,6 @@ def _local(action: str, job_json: Mapping[str, Any], path: Path, *, resumes: boo
     return shlex.join(
         [*command, "--job-name", name, "--job-dir", str(place), *_new_output(action, job_json)]
     )
-
-
-def _at_address(action: str, address: str, *, resumes: bool) -> str:
-    """Return the command for a job at an address: any machine that reaches the store can run it."""
-    command = [*_program(), action, "-f", below(address, "job.yaml")]
-    if resumes:
-        return shlex.join([*command, "--resume"])
-    return shlex.join([*command, "--job-dir", next_name(address.rstrip("/"))])
 
 
 def _new_output(action: str, job_json: Mapping[str, Any]) -> list[str]:

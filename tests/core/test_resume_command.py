@@ -143,6 +143,26 @@ def test_a_job_that_cannot_resume_begins_afresh_beside_the_first(
     refuse_if_taken(spec)
 
 
+@pytest.mark.parametrize(
+    ("action", "then"),
+    [
+        (Action.TRAIN, "train -f s3://b/jobs/a/job.yaml --resume"),
+        (Action.EVALUATE, "evaluate -f s3://b/jobs/a/job.yaml --job-dir s3://b/jobs/a-2"),
+    ],
+)
+def test_a_job_at_an_address_goes_on_by_what_is_there(
+    action: Action, then: str, tmp_path: Path
+) -> None:
+    job_json = {"action": str(action), "cluster": {"job_dir": "s3://b/jobs/a"}}
+    assert resume_command(job_json, JobDirectory(tmp_path)).endswith(then)
+
+
+def test_a_resume_of_an_address_without_flags_says_where_they_are() -> None:
+    with pytest.raises(SpecError) as refused:
+        settle(Request(Action.TRAIN, {"resume": True, "job_dir": "s3://b/jobs/a"}))
+    assert "add -f s3://b/jobs/a/job.yaml" in refused.value.hint
+
+
 def test_predictions_that_begin_afresh_are_not_mixed_with_those_that_were_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
