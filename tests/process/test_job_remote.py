@@ -171,7 +171,7 @@ def test_the_store_has_the_files_of_the_jobs(
         assert capsys.readouterr().out.count("intact") == 2
         assert run(["checkpoints", "list", SECOND, "-o", "json"]) == 0
         listed = json.loads(capsys.readouterr().out)
-        assert [one["trained"] for one in listed][0] == (EPOCHS + 1) * RECORDS
+        assert listed[0]["trained"] == (EPOCHS + 1) * RECORDS
 
 
 def test_the_time_of_exports_is_in_the_account_of_time(remote: Remote) -> None:
