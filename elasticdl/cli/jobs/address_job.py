@@ -86,7 +86,7 @@ class AddressJob:
             status = newest_status(self.directory)
         assert self._index is not None and self._owner is not None
         copied_s = max(0.0, time.time() - self._index.wall_s)
-        message = f"runs on {self._owner.host}, seen {spoken(copied_s)} ago"
+        message = f"runs on {self._owner.host}, copied {spoken(copied_s)} ago"
         message = f"{status.message}; {message}" if status.message else message
         return Report.of(self, "running", age_s, replace(status, message=message))
 
