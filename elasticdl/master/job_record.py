@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from signal import Signals
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from elasticdl.clock import SystemClock
 from elasticdl.cluster.local.supervisor.messages import Predecessor
 from elasticdl.errors import ExitCode
+from elasticdl.flag import is_address
 from elasticdl.formatting import spoken
 from elasticdl.history.event_log import METRICS_POLICY, EventLog
 from elasticdl.history.job_event import EventKind, meaning
@@ -18,6 +20,9 @@ from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.master.core.commands import Announce, FinishJob
 from elasticdl.master.status.collector import Collector, MetricsLog
 from elasticdl.master.tensorboard_scalars import ScalarRuns
+
+if TYPE_CHECKING:
+    from elasticdl.master.directory_copy import DirectoryCopy
 
 
 def continue_events(directory: JobDirectory, at_s: float, newest_at: float) -> None:
@@ -37,6 +42,8 @@ class JobRecord:
 
     def __init__(self, spec: JobSpec, directory: JobDirectory, clock: SystemClock) -> None:
         self._what = f"{spec.action} {spec.model.model_def}"
+        self._job_dir = spec.cluster.job_dir
+        self._copies: DirectoryCopy | None = None
         self.event_log = EventLog(directory.events, clock.wall_s())
         self._heard_s = max(self.event_log.last_s, last_seen_s(directory))
         """When an earlier master last gave a sign of life, in seconds of the job."""
@@ -46,6 +53,18 @@ class JobRecord:
         self.metrics = MetricsLog(
             JsonLines(directory.metrics, METRICS_POLICY), self.collector, scalars
         )
+
+    def start_copies(self, announce: Callable[[Announce], None]) -> None:
+        """Start to copy the files of a job at an address; `announce` tells of errors.
+
+        Call it on the event loop, once the job has begun.
+        """
+        if is_address(self._job_dir):
+            # It takes pyarrow, which a job without addresses does not need.
+            from elasticdl.master.directory_copy import DirectoryCopy
+
+            self._copies = DirectoryCopy(self._job_dir, announce)
+            self._copies.start()
 
     def away_s(self, at_s: float) -> float:
         """Return how long the job had no master, by the last sign of life of the one before."""
@@ -109,6 +128,8 @@ class JobRecord:
         self.event_log.close()
 
     def close(self) -> None:
-        """Close the files; `ends` may still follow."""
+        """Close the files; `ends` may still follow. Waits at most 40 s for an object store."""
         self.metrics.close()
         self.event_log.close()
+        if self._copies is not None:
+            self._copies.close()

@@ -10,13 +10,12 @@ import json
 import os
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, final
+from typing import Protocol, final
 
 from elasticdl.clock import SystemClock
 from elasticdl.cluster.base import Cluster, ProcessExited, ProcessName, ProcessObserved, Role
 from elasticdl.cluster.logs.log_tails import ends_in
 from elasticdl.errors import MasterSuperseded
-from elasticdl.flag import is_address
 from elasticdl.history.snapshot import StatusReading, about, record_of, snapshot
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
@@ -68,9 +67,6 @@ from elasticdl.rpc.rendezvous import Rendezvous
 from elasticdl.shard import Source, Task
 from elasticdl.tokens import process_token, run_name
 from elasticdl.tracking.choice import what_to_send
-
-if TYPE_CHECKING:
-    from elasticdl.master.directory_copy import DirectoryCopy
 
 PROGRESS_EVERY_S = 2.0
 _EVENTS_PAUSE_S = 0.05
@@ -146,7 +142,6 @@ class Master:
         self._begun = asyncio.Event()
         self._finish: FinishJob | None = None
         self._journal: MasterJournal | None = None
-        self._copies: DirectoryCopy | None = None
         if self._recovered is not None:
             # Before it serves: processes of the earlier master attach again at once.
             self._continue()
@@ -253,10 +248,8 @@ class Master:
             await self._calls.server.close()
             if self._journal is not None:
                 await self._journal.aclose()
-            # They may wait for a store, while the Lease has to be renewed.
+            # It may wait for a store, while the Lease has to be renewed.
             await asyncio.to_thread(self.record.close)
-            if self._copies is not None:
-                await asyncio.to_thread(self._copies.close)
             directory.master.unlink(missing_ok=True)
 
     def _open_journal(self) -> MasterJournal:
@@ -402,15 +395,9 @@ class Master:
         self._track(executor)
 
     def _track(self, executor: Executor) -> None:
-        """Send what happens to experiment trackers, and to the address of --job-dir."""
+        self.record.start_copies(executor.carry_out)
         for tracker in self.trackers:
             self.queue.spawn("start of a tracker", tracker.start(executor.carry_out))
-        if is_address(self._spec.cluster.job_dir):
-            # It takes pyarrow, which a job without addresses does not need.
-            from elasticdl.master.directory_copy import DirectoryCopy
-
-            self._copies = DirectoryCopy(self._spec.cluster.job_dir, executor.carry_out)
-            self._copies.start()
 
     @staticmethod
     def _tell_choice_of_steps(preflight: Preflight, executor: Executor) -> None:
