@@ -28,8 +28,6 @@ from elasticdl.jobdir.layout import JOBS, JobDirectory
 from elasticdl.jobdir.resumable import WHICH_JOB
 from elasticdl.jobdir.scale_override import as_scaled
 from elasticdl.storage.address import below
-from elasticdl.storage.attempts import STARTING
-from elasticdl.storage.store import store_of
 
 _MORE_VARIABLES = re.compile(r",\w+=")
 """Pairs after a comma, as the original ElasticDL took them."""
@@ -96,6 +94,9 @@ def _keys_of(file: str) -> dict[str, Any]:
             path_or_address(file)
         except ValueError as error:
             raise SpecError(f"-f: {error}") from error
+        from elasticdl.storage.attempts import STARTING
+        from elasticdl.storage.store import store_of
+
         content = parse_yaml(store_of(file, STARTING).read(file, STARTING), file)
     else:
         content = read_yaml(Path(file))
