@@ -20,7 +20,7 @@ SANITIZERS = ("address,undefined", "thread")
 _FLAGS = [
     "-std=c++17",
     "-O1",
-    "-g",
+    "-g1",  # functions and lines; objects of a fifth of the size
     "-ffp-contract=off",
     "-fno-math-errno",
     "-Wall",
