@@ -16,12 +16,15 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from tests.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
@@ -30,6 +33,26 @@ FENCE = re.compile(
     r"^(?:<!-- (not run|file): (.+?) -->\n)?^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL
 )
 RUN = {"bash": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}
+FORKS = r"""
+import json, os, sys
+from elasticdl.model.tensorflow_import import load_tensorflow
+load_tensorflow()
+for line in sys.stdin:
+    text, folder, told = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        os.chdir(folder)
+        for standard in (1, 2):
+            os.dup2(os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), standard)
+        exec(compile(text, "<string>", "exec"), {"__name__": "__main__"})
+        sys.exit()
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    with open(told, "a") as file:
+        print("\nended with", code, file=file)
+"""
+"""Runs programs as `python -c` does, each in a fork of its own: to import Keras and TensorFlow
+takes more time than most of them.
+"""
 PARSED: dict[str, Callable[[str], Any]] = {"json": json.loads, "yaml": yaml.safe_load}
 LIMIT_S = 240
 
@@ -76,29 +99,69 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(page: str, folder: Path) -> None:
-    path = f"{Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    environment = {
-        **os.environ,
-        "PATH": path,
-        "KUBECONFIG": str(folder / "none"),
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-    }
+ENVIRONMENT = {
+    **os.environ,
+    "PATH": f"{Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ['PATH']}",
+    "KUBECONFIG": os.devnull,
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+}
+RunPython = Callable[[str, Path], str]
+"""Runs a program in a folder. Returns what it printed, and as the last line how it ended."""
+
+
+@pytest.fixture(scope="module")
+def run_python() -> Iterator[RunPython]:
+    with forks() as run:
+        yield run
+
+
+@contextmanager
+def forks() -> Iterator[RunPython]:
+    command = [sys.executable, "-c", FORKS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=ENVIRONMENT, text=True) as server:
+        assert server.stdin is not None
+
+        def run(text: str, folder: Path) -> str:
+            told = folder / "told"
+            print(json.dumps([text, str(folder), str(told)]), file=server.stdin, flush=True)
+
+            def ended() -> bool:
+                return told.exists() and "\nended with " in told.read_text()
+
+            until("the program ends", ended, LIMIT_S, over=lambda: server.poll() is not None)
+            printed = told.read_text()
+            told.unlink()
+            return printed
+
+        try:
+            yield run
+        finally:
+            server.kill()
+
+
+def run(page: str, folder: Path, run_python: RunPython) -> None:
     for block in BLOCKS[page]:
         if block.marker == "file":
             (folder / block.argument).parent.mkdir(parents=True, exist_ok=True)
             (folder / block.argument).write_text(block.text)
         elif block.language in RUN and not block.marker:
-            command = [*RUN[block.language], block.text]
-            done = subprocess.run(
-                command,
-                cwd=folder,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=LIMIT_S,
-            )
-            assert done.returncode == 0, f"{page}:{block.line}\n{done.stdout}{done.stderr}"
+            printed = run_block(block, folder, run_python)
+            assert printed.endswith("\nended with 0\n"), f"{page}:{block.line}\n{printed}"
+
+
+def run_block(block: Block, folder: Path, run_python: RunPython) -> str:
+    if block.language == "python":
+        return run_python(block.text, folder)
+    done = subprocess.run(
+        [*RUN[block.language], block.text],
+        cwd=folder,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    return f"{done.stdout}\nended with {done.returncode}\n"
 
 
 def receipt(folder: Path, job: str) -> dict[str, int]:
@@ -113,8 +176,10 @@ def accuracy(folder: Path, job: str) -> float:
     return [row["values"]["accuracy"] for row in rows if "accuracy" in row["values"]][-1]
 
 
-def test_the_tutorial_trains_evaluates_and_predicts_with_a_new_zoo(folder: Path) -> None:
-    run("docs/tutorial.md", folder)
+def test_the_tutorial_trains_evaluates_and_predicts_with_a_new_zoo(
+    folder: Path, run_python: RunPython
+) -> None:
+    run("docs/tutorial.md", folder, run_python)
     total = receipt(folder, "first")
     assert (total["trained"], total["lost"]) == (total["expected"], 0)
     assert accuracy(folder, "first") >= 0.9
@@ -123,8 +188,15 @@ def test_the_tutorial_trains_evaluates_and_predicts_with_a_new_zoo(folder: Path)
 
 # `test_wheel.py` runs the README's blocks.
 @pytest.mark.parametrize("page", sorted({*RUNNABLE} - {"README.md", "docs/tutorial.md"}))
-def test_the_blocks_of_a_page_run(page: str, folder: Path) -> None:
-    run(page, folder)
+def test_the_blocks_of_a_page_run(page: str, folder: Path, run_python: RunPython) -> None:
+    run(page, folder, run_python)
+
+
+def test_a_program_that_fails_is_told_with_its_error(folder: Path, run_python: RunPython) -> None:
+    assert run_python("print('a')", folder) == "a\n\nended with 0\n"
+    printed = run_python("import sys\nprint('b')\nraise ValueError('c')", folder)
+    assert "b\n" in printed and "ValueError: c" in printed
+    assert printed.endswith("\nended with 1\n")
 
 
 def test_data_in_the_documentation_can_be_parsed() -> None:
