@@ -6,6 +6,7 @@ import io
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,22 @@ pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[2]
 
 
+Call = Callable[..., None]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch) -> Call:
+    """The script, in this process."""
+
+    def run(*arguments: object) -> None:
+        monkeypatch.setattr(sys, "argv", ["make_data", *map(str, arguments)])
+        make_data.main()
+
+    return run
+
+
 def make(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """The script, in a process of its own."""
     command = [sys.executable, "-m", "model_zoo.make_data", *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
 
@@ -56,16 +72,20 @@ def test_data_is_written_whole_and_the_same_each_time(
         assert (tmp_path / "first" / file).read_bytes() == (tmp_path / "second" / file).read_bytes()
 
 
-def test_the_planted_optimum_is_printed_and_kept(tmp_path: Path) -> None:
-    done = make("criteo", tmp_path, "--records", 2000)
-    assert "the planted model's AUC on the test records is 0.8" in done.stdout
+def test_the_planted_optimum_is_printed_and_kept(
+    tmp_path: Path, call: Call, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call("criteo", tmp_path, "--records", 2000)
+    assert "the planted model's AUC on the test records is 0.8" in capsys.readouterr().out
     assert '"planted_auc": 0.8' in (tmp_path / "truth.json").read_text()
 
 
-def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
-    done = make("imagenet", tmp_path)
-    assert done.returncode == 2
-    assert "choose from" in done.stderr
+def test_an_unknown_name_is_refused(
+    tmp_path: Path, call: Call, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        call("imagenet", tmp_path)
+    assert "choose from" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -128,16 +148,13 @@ def test_the_real_cifar10_is_taken_from_its_archive(
 )
 def test_a_source_that_does_not_fit_is_refused(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    call: Call,
     capsys: pytest.CaptureFixture[str],
     name: str,
     file: str,
     problem: str,
 ) -> None:
     folder = tmp_path / "data"
-    monkeypatch.setattr(
-        sys, "argv", ["make_data", name, str(folder), "--source", str(tmp_path / file)]
-    )
     with pytest.raises(SystemExit):
-        make_data.main()
+        call(name, folder, "--source", tmp_path / file)
     assert problem in capsys.readouterr().err and not folder.exists()
