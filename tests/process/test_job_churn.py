@@ -18,9 +18,9 @@ from tests.conftest import ROOT, Job
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 MINIBATCH = 16
-COPIES, MOST, EVERY_S = (500, 8, (1.0, 4.0)) if churn.SEEDS else (80, 2, (0.5, 2.0))
-PACE_S = 0.01
-"""With three workers 1,500 steps, those of the short job, take 5 s at least."""
+COPIES, MOST, EVERY_S = (500, 8, (1.0, 4.0)) if churn.SEEDS else (40, 2, (0.5, 2.0))
+PACE_S = 0.02
+"""With three workers 750 steps, those of the short job, take 5 s at least."""
 RECORDS = 150 * COPIES
 
 
