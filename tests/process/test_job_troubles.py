@@ -35,7 +35,7 @@ LIMIT_S = 240.0
 until = partial(until_soon, every_s=0.2)
 """Each look reads the whole record of the job."""
 MINIBATCH = 16
-COPIES = 40
+COPIES = 20
 RECORDS = 2 * 150 * COPIES
 """Of two epochs.
 
@@ -50,7 +50,7 @@ import time
 class Paced(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         if not os.path.exists(os.path.join(os.environ["PACED_FOLDER"], "hurry")):
-            time.sleep(0.6)
+            time.sleep(1.2)
 
 
 def callbacks():
@@ -179,7 +179,7 @@ def lost(make_paced: Callable[[], Paced]) -> Lost:
     job = paced.start(
         workers=2,
         validation_data=write_iris(paced.folder / "validation.csv"),
-        evaluation_steps=20,
+        evaluation_steps=10,
         tensorboard_log_dir=paced.folder / "curves",
     )
     job.wait_until("both train", settled, LIMIT_S)
@@ -333,7 +333,7 @@ def test_a_killed_server_comes_back_and_what_ctrl_c_stops_can_be_resumed(
     make_paced: Callable[[], Paced],
 ) -> None:
     paced = make_paced()
-    job = paced.start(workers=1, checkpoint_steps=10)
+    job = paced.start(workers=1, checkpoint_steps=5)
     job.wait_until("a checkpoint is there", lambda status: len(status["checkpoints"]) >= 1, LIMIT_S)
     assert job.kill_one("ps", random.Random(2))
     lost = until(
