@@ -184,7 +184,8 @@ class TrainingSection(Section):
         default=None,
         description=(
             "Parameter servers: apply the mean of --grads-to-wait gradients, computed at the same"
-            " version, as one step. The default is yes if several workers train with momentum."
+            " version, as one step. The default is yes if several workers train with momentum, or"
+            " in few steps."
         ),
     )
     grads_to_wait: Annotated[int, UsedBy(_TRAIN), UnusedOnRing("a ring is synchronous")] = Field(

@@ -260,7 +260,7 @@ class Job:
 
 @contextmanager
 def starting(folder: Path) -> Iterator[Callable[..., Job]]:
-    """Start `elasticdl ACTION --flags`; keyword arguments become flags.
+    """Start `elasticdl ACTION --flags`; keyword arguments become flags, `x=False` becomes `--no-x`.
 
     Jobs that are left behind are ended.
     """
@@ -275,7 +275,8 @@ def starting(folder: Path) -> Iterator[Callable[..., Job]]:
         directory = Path(str(flags.setdefault("job_dir", folder / f"job-{len(jobs)}")))
         arguments: list[str] = [action]
         for name, value in {"model_zoo": ROOT / "model_zoo", **flags}.items():
-            arguments += [f"--{name.replace('_', '-')}", str(value)]
+            flag = name.replace("_", "-")
+            arguments += [f"--no-{flag}"] if value is False else [f"--{flag}", str(value)]
         process = subprocess.Popen(
             [sys.executable, "-m", "elasticdl.cli.main", *arguments, *extra],
             cwd=ROOT,

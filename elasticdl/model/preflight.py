@@ -116,7 +116,10 @@ class JobPreflight:
             "ok": True,
             **self._sources(),
             "steps": sync_choice(
-                self.spec, dry_run.ps_model.optimizer, self._training_records()
+                self.spec,
+                dry_run.ps_model.optimizer,
+                self._training_records(),
+                has_tables=bool(dry_run.ps_model.tables),
             ).as_json(),
             "model": {**dry_run.summary(), **tried},
             "warnings": self.warnings,

@@ -1,7 +1,7 @@
 """Choose between asynchronous training and synchronous steps where the user does not.
 
-With momentum, stale gradients cost more accuracy than anything that was tried to compensate them;
-docs/explanation/staleness.md has the figures.
+With momentum, and in jobs of few steps, stale gradients cost more accuracy than anything that was
+tried to compensate them; docs/explanation/staleness.md has the figures.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 from elasticdl.formatting import amount
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
+from elasticdl.job_sections import LEAST_PART
 from elasticdl.model.optimizers import Optimizer, clips
 
 
@@ -35,56 +36,92 @@ Measured with Adam on the model zoo (docs/explanation/quality.md): two towers wi
 miss plain Keras after 1,175 steps, and DeepFM loses less than 0.001 of its AUC after 1,407. Late
 gradients overshoot while a model learns fastest, and it needs more steps to recover.
 """
+FEW_STEPS_OF_ROWS = 120
+"""The same for models with embeddings whose rows live on the servers.
+
+Few of the rows of a step are also in the steps that others take meanwhile. DeepFM with a million
+ids has the AUC of synchronous steps with 128 steps for each worker, in half their time. DeepFM of
+the model zoo does not have it with 118 (docs/explanation/staleness.md).
+"""
+MOST_SHARING = 4
+"""Workers by which the number of few steps grows. It bounds the time that synchronous steps may
+cost where the user did not choose them: each takes some milliseconds more.
+"""
 
 
-def sync_choice(spec: JobSpec, optimizer: Optimizer, records: int) -> SyncChoice:
-    """Choose for a job with this Keras optimizer and as many training records."""
+def sync_choice(
+    spec: JobSpec, optimizer: Optimizer, records: int, *, has_tables: bool
+) -> SyncChoice:
+    """Choose for a job with this Keras optimizer and as many training records.
+
+    `has_tables`: whether servers hold embeddings by row.
+    """
     training, workers = spec.training, spec.cluster.num_workers.high
     if training.sync is not None or spec.trains_on_ring or spec.action is not Action.TRAIN:
         return SyncChoice(spec.trains_in_steps)
-    momentum = getattr(optimizer, "momentum", 0.0)
     if workers == 1 or training.max_staleness != "auto":
         return SyncChoice(sync=False)
-    if not momentum:
-        return _asynchronous(spec, records)
-    steps = spec.replace(sync=True)
-    parts, size = steps.gradients_per_step, spec.data.minibatch_size
-    costs = f"momentum {momentum:g} makes stale gradients costly"
-    if parts == 1:
-        return SyncChoice(
-            False,
-            f"{costs}, but a minibatch of {amount(size, 'record')} is too small to share:"
-            " --minibatch-size 16 or more lets workers share each step",
-            "warning",
-        )
-    if clips(optimizer):
-        return SyncChoice(
-            False,
-            f"{costs}, but workers cannot share a step whose gradients are clipped: training may"
-            " end worse than on one worker; a ring can do it"
-            " (--distribution-strategy AllreduceStrategy)",
-            "warning",
-        )
+    steps = -(-records // spec.data.minibatch_size) * spec.data.num_epochs
+    few = FEW_STEPS_OF_ROWS if has_tables else FEW_STEPS
+    if momentum := getattr(optimizer, "momentum", 0.0):
+        costs = f"momentum {momentum:g} makes stale gradients costly"
+    elif steps < few * min(workers, MOST_SHARING):
+        costs = f"{amount(steps, 'step')} are too few to recover from stale gradients"
+    elif steps < FEW_STEPS * workers:
+        return _asynchronous(spec, steps)
+    else:
+        return SyncChoice(sync=False)
+    if obstacle := _obstacle(spec, optimizer):
+        return SyncChoice(False, f"{costs}, but {obstacle}", "warning")
+    return _synchronous(spec, costs)
+
+
+def _synchronous(spec: JobSpec, costs: str) -> SyncChoice:
+    workers, size, servers = (
+        spec.cluster.num_workers.high,
+        spec.data.minibatch_size,
+        spec.cluster.num_ps_pods,
+    )
+    parts, level = spec.replace(sync=True).gradients_per_step, "info"
     text = (
         f"synchronous steps, since {costs}: each minibatch of {amount(size, 'record')} is shared in"
         f" {parts} parts; --no-sync trains asynchronously"
     )
     if parts < workers:
+        level = "warning"
         text += (
             f". Only {parts} of {workers} workers compute at a time: raise --minibatch-size to"
             " use more"
         )
-    return SyncChoice(True, text, "info" if parts == workers else "warning")
+    if servers.is_open:
+        level = "warning"
+        text += (
+            f". The job keeps {amount(servers.low, 'parameter server')}: only --no-sync adds more"
+        )
+    return SyncChoice(True, text, level)
 
 
-def _asynchronous(spec: JobSpec, records: int) -> SyncChoice:
+def _asynchronous(spec: JobSpec, steps: int) -> SyncChoice:
     workers = spec.cluster.num_workers.high
-    steps = -(-records // spec.data.minibatch_size) * spec.data.num_epochs
-    if steps >= FEW_STEPS * workers:
-        return SyncChoice(sync=False)
     return SyncChoice(
         False,
         f"{amount(steps, 'step')} are few for {workers} workers: until step"
         f" {FEW_STEPS * workers:,} or so stale gradients may cost accuracy; --sync avoids them",
         "warning",
     )
+
+
+def _obstacle(spec: JobSpec, optimizer: Optimizer) -> str:
+    """Why workers cannot share steps, and what to do about it; '' if they can."""
+    size = spec.data.minibatch_size
+    if size < 2 * LEAST_PART:
+        return (
+            f"a minibatch of {amount(size, 'record')} is too small to share: --minibatch-size"
+            f" {2 * LEAST_PART} or more lets workers share each step"
+        )
+    if clips(optimizer):
+        return (
+            "workers cannot share a step whose gradients are clipped: training may end worse than"
+            " on one worker; a ring can do it (--distribution-strategy AllreduceStrategy)"
+        )
+    return ""

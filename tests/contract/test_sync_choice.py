@@ -11,7 +11,7 @@ import pytest
 
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
-from elasticdl.model.sync_choice import sync_choice
+from elasticdl.model.sync_choice import SyncChoice, sync_choice
 
 pytestmark = pytest.mark.contract
 
@@ -29,9 +29,15 @@ def job(action: Action = Action.TRAIN, **flags: object) -> JobSpec:
     return JobSpec.from_flags(action, needed | data | {"num_workers": 4} | flags)
 
 
+def chosen(
+    spec: JobSpec, optimizer: Any, records: int = RECORDS, *, has_tables: bool = False
+) -> SyncChoice:
+    return sync_choice(spec, optimizer, records, has_tables=has_tables)
+
+
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_momentum_trains_in_synchronous_steps_and_says_so(nesterov: bool) -> None:
-    choice = sync_choice(job(), keras.optimizers.SGD(nesterov=nesterov, **MOMENTUM), RECORDS)
+    choice = chosen(job(), keras.optimizers.SGD(nesterov=nesterov, **MOMENTUM))
     assert choice.sync
     assert choice.level == "info"
     assert "4 parts" in choice.text
@@ -49,7 +55,7 @@ def test_momentum_trains_in_synchronous_steps_and_says_so(nesterov: bool) -> Non
     ],
 )
 def test_other_optimizers_train_asynchronously(optimizer: Any) -> None:
-    choice = sync_choice(job(), optimizer(), RECORDS)
+    choice = chosen(job(), optimizer())
     assert not choice.sync
     assert not choice.text
 
@@ -65,50 +71,105 @@ def test_other_optimizers_train_asynchronously(optimizer: Any) -> None:
     ],
 )
 def test_what_the_user_chose_stays(flags: dict[str, Any]) -> None:
-    choice = sync_choice(job(**flags), keras.optimizers.SGD(**MOMENTUM), RECORDS)
+    choice = chosen(job(**flags), keras.optimizers.SGD(**MOMENTUM))
     assert not choice.sync
     assert not choice.text
 
 
 def test_steps_that_the_user_chose_stay_for_every_optimizer() -> None:
-    assert sync_choice(job(sync=True), keras.optimizers.Adam(), RECORDS).sync
+    assert chosen(job(sync=True), keras.optimizers.Adam()).sync
 
 
 def test_an_evaluation_has_no_steps() -> None:
-    assert not sync_choice(job(Action.EVALUATE), keras.optimizers.SGD(**MOMENTUM), RECORDS).sync
+    assert not chosen(job(Action.EVALUATE), keras.optimizers.SGD(**MOMENTUM)).sync
 
 
 def test_a_small_minibatch_is_not_shared_and_the_job_warns() -> None:
-    choice = sync_choice(job(minibatch_size=15), keras.optimizers.SGD(**MOMENTUM), RECORDS)
+    choice = chosen(job(minibatch_size=15), keras.optimizers.SGD(**MOMENTUM))
     assert not choice.sync
     assert choice.level == "warning"
     assert "--minibatch-size" in choice.text
 
 
 def test_clipped_gradients_are_not_shared_and_the_job_warns() -> None:
-    choice = sync_choice(job(), keras.optimizers.SGD(clipnorm=1.0, **MOMENTUM), RECORDS)
+    choice = chosen(job(), keras.optimizers.SGD(clipnorm=1.0, **MOMENTUM))
     assert not choice.sync
     assert choice.level == "warning"
     assert "AllreduceStrategy" in choice.text
 
 
 def test_workers_without_a_part_are_named() -> None:
-    choice = sync_choice(job(num_workers=16), keras.optimizers.SGD(**MOMENTUM), RECORDS)
+    choice = chosen(job(num_workers=16), keras.optimizers.SGD(**MOMENTUM))
     assert choice.sync
     assert choice.level == "warning"
     assert "8 of 16 workers" in choice.text
 
 
-@pytest.mark.parametrize(("records", "warns"), [(64 * 1199, True), (64 * 1200, False)])
-def test_few_steps_of_several_workers_warn(records: int, warns: bool) -> None:
-    two = job(num_workers="1:2", num_epochs=1, minibatch_size=64)
-    choice = sync_choice(two, keras.optimizers.Adam(), records)
-    assert not choice.sync
-    assert ("--sync" in choice.text, choice.level == "warning") == (warns, warns)
-    assert not sync_choice(two.replace(sync=False), keras.optimizers.Adam(), records).text
+def test_a_range_of_servers_stays_at_its_lowest_number_and_the_job_says_so() -> None:
+    ranged = job(num_workers="1:4", num_ps_pods="2:3", autoscale=True)
+    choice = chosen(ranged, keras.optimizers.SGD(**MOMENTUM))
+    assert (choice.sync, choice.level) == (True, "warning")
+    assert "keeps 2 parameter servers" in choice.text
+
+
+SHARES, WARNS, SILENT = (True, "info"), (False, "warning"), (False, "info")
+
+
+@pytest.mark.parametrize(
+    ("workers", "has_tables", "steps", "expected"),
+    [
+        ("1:2", False, 1199, SHARES),
+        ("1:2", False, 1200, SILENT),
+        ("4", False, 2399, SHARES),
+        ("4", False, 2400, SILENT),
+        ("8", False, 2399, SHARES),
+        ("8", False, 2400, WARNS),
+        ("8", False, 4799, WARNS),
+        ("8", False, 4800, SILENT),
+        ("2", True, 239, SHARES),
+        ("2", True, 240, WARNS),
+        ("2", True, 1199, WARNS),
+        ("2", True, 1200, SILENT),
+        ("1", False, 1, SILENT),
+    ],
+)
+def test_few_steps_are_shared_and_those_beyond_warn_until_there_are_enough(
+    workers: str, has_tables: bool, steps: int, expected: tuple[bool, str]
+) -> None:
+    spec = job(num_workers=workers, num_epochs=1, minibatch_size=64)
+    choice = chosen(spec, keras.optimizers.Adam(), 64 * steps - 1, has_tables=has_tables)
+    assert (choice.sync, choice.level) == expected
+    assert ("--no-sync" in choice.text) == choice.sync
+    assert ("; --sync avoids" in choice.text) == (expected == WARNS)
+    assert (str(steps) in choice.text.replace(",", "")) == (expected != SILENT)
+
+
+@pytest.mark.parametrize(
+    "flags", [{"sync": False}, {"max_staleness": 0}, {"distribution_strategy": "AllreduceStrategy"}]
+)
+def test_what_the_user_chose_stays_in_a_job_of_few_steps(flags: dict[str, Any]) -> None:
+    assert chosen(job(**flags), keras.optimizers.Adam(), 64) == SyncChoice(False)
+
+
+@pytest.mark.parametrize(
+    ("flags", "optimizer", "way_out"),
+    [
+        ({"minibatch_size": 15}, keras.optimizers.Adam, "--minibatch-size 16"),
+        ({}, lambda: keras.optimizers.Adam(clipnorm=1.0), "AllreduceStrategy"),
+    ],
+)
+def test_few_steps_that_cannot_be_shared_warn_with_what_would_help(
+    flags: dict[str, Any], optimizer: Any, way_out: str
+) -> None:
+    choice = chosen(job(**flags), optimizer(), 640)
+    assert (choice.sync, choice.level) == WARNS
+    assert "too few to recover from stale gradients" in choice.text
+    assert way_out in choice.text
 
 
 FIGURES = Path(__file__).parents[2] / "docs/explanation/quality.md"
+WITH_TABLES = {"deepfm"}
+"""Modules with an embedding of 2 MiB or more. `deepfm_ids` stays below that."""
 CASE = re.compile(
     r"`(?P<module>\w+)`.*?(?P<epochs>\d+) epochs of (?P<steps>\d+) steps, (?P<rule>.*)"
 )
@@ -142,7 +203,8 @@ def test_a_job_that_was_measured_to_miss_plain_keras_warns() -> None:
     assert missing
     for module, epochs, steps, optimizer, workers in missing:
         spec = job(num_workers=workers, minibatch_size=64, num_epochs=epochs)
-        choice = sync_choice(spec, optimizer(), 64 * steps)
+        has_tables = module in WITH_TABLES
+        choice = chosen(spec, optimizer(), 64 * steps, has_tables=has_tables)
         # In synchronous steps no gradient is stale: the page has another reason.
         warns = choice.level == "warning" and "--sync" in choice.text
         assert choice.sync or warns, (module, workers)

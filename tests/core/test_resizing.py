@@ -511,7 +511,7 @@ def test_another_number_replaces_one_that_has_not_sealed_anything() -> None:
 @pytest.mark.parametrize(
     "flags, why",
     [
-        ({"sync": True}, "--sync"),
+        ({"sync": True}, "synchronous steps"),
         ({"gang": True, "image_name": "i"}, "--gang"),
         ({"distribution_strategy": "AllreduceStrategy", "num_ps_pods": 0}, "no parameter servers"),
     ],

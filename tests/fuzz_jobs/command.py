@@ -87,8 +87,9 @@ def _given(draft: Draft, values: dict[str, Value]) -> list[str]:
     found = []
     for name, value in values.items():
         if name not in draft.in_file:
-            text = [] if value is True else [str(value)]
-            found += [f"--{name.replace('_', draft.spelling[name])}", *text]
+            flag = name.replace("_", draft.spelling[name])
+            text = [] if isinstance(value, bool) else [str(value)]
+            found += [f"--no-{flag}" if value is False else f"--{flag}", *text]
     return found
 
 

@@ -133,6 +133,11 @@ class Draft:
         return self.strategy is Strategy.RING
 
     @property
+    def in_steps(self) -> bool:
+        """Whether its steps are synchronous. A job that does not say so may choose them."""
+        return bool(self.flags.get("sync"))
+
+    @property
     def steps(self) -> int:
         """About so many steps does a job make."""
         return self.epochs * -(-(self.rows + self.bad) // self.batch)
@@ -376,7 +381,7 @@ def _servers(draft: Draft) -> Value | None:
     if draft.on_ring:
         return draft.choose.choice((None, 0))
     number = draft.choose.choice((None, 1, 2, 3))
-    chosen = draft.flags.get("autoscale") and "sync" not in draft.flags
+    chosen = draft.flags.get("autoscale") and not draft.in_steps
     # Drawn apart, so that seeds keep the rest of their jobs.
     if number and chosen and random.Random(f"server range {draft.seed}").random() < 0.5:
         return f"{number}:{number + 1}"
@@ -384,11 +389,16 @@ def _servers(draft: Draft) -> Value | None:
 
 
 def _in_steps(of: Draw) -> Draw:
-    return lambda draft: of(draft) if "sync" in draft.flags else None
+    return lambda draft: of(draft) if draft.in_steps else None
+
+
+def _sync(draft: Draft) -> Value:
+    """Never left to the job: a sum over several gradients does not count records."""
+    return draft.choose.random() < 0.25
 
 
 def _max_staleness(draft: Draft) -> Value | None:
-    among = (None, "auto") if "sync" in draft.flags else (None, "auto", 0, 1, 2, 8)
+    among = (None, "auto") if draft.in_steps else (None, "auto", 0, 1, 2, 8)
     return draft.choose.choice(among)
 
 
@@ -435,7 +445,7 @@ DRAWN: Mapping[str, Draw] = {
     ),
     "evaluation_steps": _evaluation_steps,
     "evaluation_seconds": _evaluation_seconds,
-    "sync": _not_on_rings(_maybe(0.25, lambda draft: True)),
+    "sync": _not_on_rings(_sync),
     "grads_to_wait": _in_steps(lambda draft: 1),
     "max_staleness": _not_on_rings(_max_staleness),
     "embedding_threshold_bytes": _not_on_rings(_threshold),

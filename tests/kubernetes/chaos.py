@@ -130,7 +130,7 @@ def drafted(seed: int, strategy: Strategy) -> Draft:
 
 def _at_a_time(draft: Draft) -> int:
     """How many of the steps its workers make at a time: they may share each one."""
-    shared = draft.on_ring or "sync" in draft.flags
+    shared = draft.on_ring or draft.in_steps
     return 1 if shared and draft.flags.get("global_batch") != "scaled" else draft.workers
 
 
@@ -147,7 +147,7 @@ def strikes(draft: Draft) -> list[Strike]:
     for _ in range(choose.randint(1, _MOST_STRIKES)):
         role = choose.choice(roles)
         among = _BLOWS[role]
-        if role is Role.SERVER and "sync" in draft.flags:
+        if role is Role.SERVER and draft.in_steps:
             # A step that is being applied when a server leaves is trained again: ADR 19.
             among = (_kill_server,)
         elif role is Role.SERVER and draft.flags.get("checkpoint_seconds") == 0:

@@ -27,6 +27,7 @@ def test_one_job_suffers_everything_that_a_cluster_does_and_loses_nothing(jobs: 
     jobs.set_up_ladder()
     job = jobs.submit(
         "suffers",
+        "--no-sync",
         model_def="paced",
         training_data=f"{DATA}/digits/train.npz",
         validation_data=f"{DATA}/digits/test.npz",

@@ -81,6 +81,7 @@ def test_a_job_without_a_volume_is_taken_over_from_the_copies_of_its_journal(
     servers = len(holders) if strategy == "ParameterServerStrategy" else 0
     job = jobs.submit(
         f"copies-{holders[0].partition('-')[0]}",
+        *(["--no-sync"] if servers else []),
         model_def="paced",
         distribution_strategy=strategy,
         training_data=f"{DATA}/digits/train.npz",

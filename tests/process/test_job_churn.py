@@ -39,6 +39,7 @@ def test_a_job_whose_workers_are_killed_all_the_time_loses_nothing(
         num_workers="1:3",
         num_ps_pods=2,
         minibatch_size=MINIBATCH,
+        sync=False,
         seed=seed,
     )
     job.wait_until("training began", lambda status: status["records"]["trained"] > 0)

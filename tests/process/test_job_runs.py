@@ -48,8 +48,7 @@ def trained(start_jobs: Callable[..., Job], data: Path, files: Path) -> Job:
         training_data=files,
         validation_data=data,
         num_epochs=2,
-        # Few steps with stale gradients do not learn reliably.
-        minibatch_size=16,
+        minibatch_size=32,
         num_workers="1:3",
         num_ps_pods=2,
         output=data.parent / "export",

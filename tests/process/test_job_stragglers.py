@@ -93,6 +93,7 @@ def start_counting(start_job: Callable[..., Job], tmp_path: Path) -> Callable[..
             model_params=f"rows={RECORDS}",
             training_data=tmp_path / "ids.csv",
             minibatch_size=SIZE,
+            sync=False,
             output=tmp_path / "export",
             envs=";".join(f"{name}={value}" for name, value in variables.items()),
             **{"records_per_task": 8 * SIZE, "num_workers": 3, "num_ps_pods": 1, **flags},

@@ -78,6 +78,7 @@ class Paced:
             num_workers=workers,
             num_ps_pods=2,
             minibatch_size=MINIBATCH,
+            sync=False,
             envs=f"PACED_FOLDER={self.folder}",
             tls="on",
             **flags,

@@ -384,7 +384,7 @@ def test_the_check_says_whether_workers_share_the_steps(tmp_path: Path) -> None:
     assert "4 parts" in found["steps"]["text"]
     assert not look(tmp_path, text, num_workers=4, sync=False)["steps"]["sync"]
     few = look(tmp_path, GOOD, num_workers=4)["steps"]
-    assert not few["sync"] and "--sync avoids" in few["text"]
+    assert few["sync"] and "1 step is too few" in few["text"]
 
 
 def test_on_train_begin_of_a_callback_is_tried_and_may_read_the_optimizer(tmp_path: Path) -> None:

@@ -103,10 +103,10 @@ class Resizing:
         if self._context.phase is not Phase.WORKING:
             return f"the job is {self._context.phase}"
         if spec.trains_in_steps:
-            # Only the preflight knows it of a job with momentum.
+            # Only the preflight knows it of a job that did not choose.
             return (
-                "the job trains with synchronous steps (--sync); stop it, and resume it with"
-                " another --num-ps-pods"
+                "the job trains in synchronous steps; stop it, and resume it with another"
+                " --num-ps-pods"
             )
         return ""
 
