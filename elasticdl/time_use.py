@@ -35,11 +35,14 @@ class TimeUse(StrEnum):
     PREDICT = "compute.predict"
     CALLBACKS = "compute.callbacks"
     ACKNOWLEDGEMENT = "push.acknowledgement"
-    """Too many of its own pushes are under way for another pull; see `--max-staleness`."""
+    """Too many of its own pushes are under way for another pull; see `--max-staleness`.
+
+    With `--sync` and one worker: its last push is not applied yet.
+    """
     LEASE = "wait.lease"
     """It has no work, and waits for the master's next lease."""
     TURN = "barrier.turn"
-    """With `--sync`: it waits for its turn in a step."""
+    """In synchronous steps of several workers: it waits for its turn."""
     MEMBERS = "barrier.members"
     """On a ring: its part of the step is computed, and it waits for those of the others."""
     RING = "barrier.ring"

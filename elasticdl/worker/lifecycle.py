@@ -177,7 +177,9 @@ class Link:
         )
         parameters = around.connect(attached)
         revival = Revival(shutdown)
-        turns = Turns(client, keeper, shutdown) if attached.spec.trains_in_steps else None
+        spec = attached.spec
+        alone = spec.cluster.num_workers.high == 1
+        turns = Turns(client, keeper, shutdown, alone=alone) if spec.trains_in_steps else None
 
         def move(servers: Servers) -> None:
             # A ring has no servers: the order that names them is empty.

@@ -288,6 +288,22 @@ def test_a_last_checkpoint_that_cannot_be_written_does_not_hold_the_end_up_for_e
     assert job.of(c.WorkFinished)
 
 
+def test_a_last_checkpoint_of_a_version_that_is_saved_is_not_announced_again(
+    bench: type[Bench],
+) -> None:
+    job = bench(checkpoint_steps=5)
+    job.up()
+    job.put(e.VersionAdvanced(0, 5))
+    saved(job, cut(job))
+    job.train_all()
+    assert job.said("checkpoint of version 5 saved")
+    last = cut(job)
+    job.given.clear()
+    saved(job, last)
+    assert job.of(c.WorkFinished)
+    assert not job.said("version 5")
+
+
 # Stopping and going on
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from elasticdl.rpc.conversation import Finished, LeaseAnswer, Settled
 from elasticdl.shard import Applied, Lease, Shard, ShardId, Task
+from elasticdl.time_use import TimeUse
 from elasticdl.worker.pipeline.leases import HeldLease, LeaseKeeper
 from elasticdl.worker.pipeline.outbox import Outbox
 from elasticdl.worker.pipeline.trainer import Batch
@@ -70,3 +71,9 @@ def test_nothing_of_a_lease_counts_after_its_late_gradient() -> None:
     leases.revoke(1)
     turns.settled(Settled(through=2, version=1))
     assert told == [2]
+
+
+def test_a_worker_without_others_waits_for_its_push_and_not_at_a_barrier() -> None:
+    turns = Turns(Master(1), keeper(Master(1)), Shutdown(), alone=True)
+    assert turns.waits_for is TimeUse.ACKNOWLEDGEMENT
+    assert Turns(Master(1), keeper(Master(1)), Shutdown()).waits_for is TimeUse.TURN

@@ -199,7 +199,8 @@ class Pusher:
         self._sequence += 1
         # The lowest: the update is in the model once every server has it.
         self._version = min(pushed.versions)
-        self._context.gauges.add("staleness", max(pushed.staleness))
+        if self._turns is None:
+            self._context.gauges.add("staleness", max(pushed.staleness))
 
     def _tell(self, trained: Trained) -> None:
         batch = trained.loaded.batch

@@ -113,6 +113,9 @@ class PsTrainer:
         self._staleness_limit = StalenessLimit(
             context.shutdown, context.gauges, bounds.max_staleness, adaptive=bounds.adaptive
         )
+        if turns is not None:
+            # Nothing is stale in synchronous steps.
+            context.gauges.level("staleness_limit", None)
         self._server_times = ServerTimes(context.gauges)
         self._pusher = Pusher(
             parameters, context, self._staleness_limit, self._clock, self._server_times, turns
@@ -211,7 +214,7 @@ class PsTrainer:
         """Compute a gradient of a synchronous step, at the version that all of it has."""
         batch = loaded.batch
         gauges = self._context.gauges
-        with gauges.timed("turn_wait_ms", TimeUse.TURN), self._context.watch.waiting():
+        with gauges.timed("turn_wait_ms", turns.waits_for), self._context.watch.waiting():
             turn = turns.take(batch)
         try:
             assert loaded.lookups is not None

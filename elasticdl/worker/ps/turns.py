@@ -16,6 +16,7 @@ from typing import Protocol, final
 from elasticdl.errors import TransientError
 from elasticdl.rpc.conversation import Settled
 from elasticdl.shard import Applied
+from elasticdl.time_use import TimeUse
 from elasticdl.worker.pipeline.leases import HeldLease, LeaseKeeper
 from elasticdl.worker.pipeline.retry import NoLongerNeeded
 from elasticdl.worker.pipeline.trainer import Batch
@@ -54,7 +55,11 @@ class _Waiting:
 class Turns:
     """Thread-safe. The loop takes turns, the pusher ends them, orders settle them."""
 
-    def __init__(self, source: TurnSource, keeper: LeaseKeeper, shutdown: Shutdown) -> None:
+    def __init__(
+        self, source: TurnSource, keeper: LeaseKeeper, shutdown: Shutdown, *, alone: bool = False
+    ) -> None:
+        """`alone`: the job has no other worker, so a turn waits for the last push only."""
+        self.waits_for = TimeUse.ACKNOWLEDGEMENT if alone else TimeUse.TURN
         self._source = source
         self._keeper = keeper
         self._shutdown = shutdown

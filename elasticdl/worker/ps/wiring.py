@@ -209,6 +209,8 @@ def _model(
 
 def _bounds(spec: JobSpec, ps_model: PsModel) -> Bounds:
     staleness, nonfinite = spec.training.max_staleness, spec.training.max_nonfinite_steps
+    if spec.trains_in_steps:
+        return Bounds(0, max_nonfinite_steps=nonfinite)
     if staleness != "auto":
         return Bounds(staleness, max_nonfinite_steps=nonfinite)
     # Momentum 0.9 repeats a stale gradient in ten steps; docs/explanation/staleness.md measures it.

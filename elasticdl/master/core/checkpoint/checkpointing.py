@@ -453,13 +453,18 @@ class Checkpointing:
         if written is not None:
             self.newest_cut_s = max(self.newest_cut_s, written.since_s)
             self._early.saved(written.delays_s)
+        # The last checkpoint may replace one of the same version that was just announced.
+        known = any(saved.path == event.path for saved in self.saved)
         self._list(event, written, late=late)
         # A server that is away may be reading one of them. The next checkpoint removes them.
         if self._context.spec.trains_in_steps and not self._context.servers_away():
             self.prune(event.version)
-        text = f"checkpoint of version {event.version} saved, {size(event.bytes)}: {event.path}"
-        details = meaning(EventKind.SAVED, version=event.version, bytes=event.bytes, seconds=took_s)
-        self._context.orders.announce("checkpoint", text, details=details)
+        if not (known and self._final_done):
+            text = f"checkpoint of version {event.version} saved, {size(event.bytes)}: {event.path}"
+            details = meaning(
+                EventKind.SAVED, version=event.version, bytes=event.bytes, seconds=took_s
+            )
+            self._context.orders.announce("checkpoint", text, details=details)
         if event.not_copied:
             why = f"{event.not_copied}; the next checkpoint is copied again"
             self._context.orders.announce("checkpoint", why, level="warning")
