@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -45,6 +45,8 @@ class Run:
     """Of a job: when each AUC was known, from its start. Evaluation takes part of that."""
     bytes_per_sample: float = 0.0
     """Of a peer: over the loopback, with what other processes send there."""
+    in_steps: bool = False
+    """Of a job: whether its workers trained in synchronous steps."""
 
     @property
     def auc(self) -> float:
@@ -85,8 +87,10 @@ def run_peer(module: str, optimizer: str, batch: int, folder: Path) -> Run:
 
 
 def run_ours(optimizer: str, batch: int, folder: Path) -> Run:
-    """One job for the rate, and one for AUC."""
-    return learn(optimizer, batch, folder, rate(optimizer, batch, folder / "train.npz"))
+    """One job for AUC, and one for the rate, which is longer: it trains as the first one chose."""
+    learned = learn(optimizer, batch, folder, 0.0)
+    steady = rate(optimizer, batch, folder / "train.npz", sync=learned.in_steps)
+    return replace(learned, rate=steady)
 
 
 def flags(optimizer: str, batch: int, data: Path, workers: int) -> dict[str, Any]:
@@ -101,11 +105,11 @@ def flags(optimizer: str, batch: int, data: Path, workers: int) -> dict[str, Any
     }
 
 
-def rate(optimizer: str, batch: int, data: Path, workers: int = 2, seconds: float = 12.0) -> float:
-    """Records per second in steady state, as the master's ledger counts them: the job is stopped
-    after `seconds` of it.
+def rate(optimizer: str, batch: int, data: Path, *, sync: bool, seconds: float = 12.0) -> float:
+    """Records per second of two workers in steady state, as the master's ledger counts them: the
+    job is stopped after `seconds` of it.
     """
-    with running(**flags(optimizer, batch, data, workers), num_epochs=1000) as job:
+    with running(**flags(optimizer, batch, data, 2), num_epochs=1000, sync=sync) as job:
         return steady_rate(job, seconds)
 
 
@@ -142,6 +146,7 @@ def learn(
     ) as job:
         job.finish(600)
         rows = [json.loads(row) for row in (job.directory / "metrics.jsonl").open()]
+        in_steps = json.loads((job.directory / "preflight.json").read_text())["steps"]["sync"]
     first_at = next(row["at"] for row in rows if row["kind"] == "training")
     rounds = [row for row in rows if row["kind"] == "evaluation"]
     return Run(
@@ -149,6 +154,7 @@ def learn(
         first_at - began_at,
         tuple((row["version"] * batch, row["values"]["auc"]) for row in rounds),
         tuple(row["at"] - began_at for row in rounds),
+        in_steps=in_steps,
     )
 
 

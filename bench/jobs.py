@@ -114,14 +114,16 @@ class RunningJob:
 def running(inside: Path | None = None, **flags: object) -> Iterator[RunningJob]:
     """Start a job, and stop it at the end of the block even after an error.
 
-    Takes the flags of `elasticdl train`; the model zoo is the benchmarks' if none is given.
+    Takes the flags of `elasticdl train`, `x=False` for `--no-x`. The model zoo is the benchmarks'
+    if none is given.
     `inside`: a folder that keeps the job's directory.
     """
     with tempfile.TemporaryDirectory() as folder:
         job = (inside or Path(folder)) / "job"
         given = {"model_zoo": ROOT / "bench/zoo", **flags}
         arguments = [
-            f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
+            f"--{'no-' if value is False else ''}{name.replace('_', '-')}"
+            + ("" if isinstance(value, bool) else f"={value}")
             for name, value in given.items()
         ]
         command = [sys.executable, "-m", "elasticdl.cli.main", "train", *arguments]

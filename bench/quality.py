@@ -3,9 +3,9 @@ and 8 workers; of some also with workers that are killed every few seconds, and 
 join.
 
 `QUALITY_CASES`, `QUALITY_SEEDS` and `QUALITY_SYSTEMS` shorten it; the last has `keras`, numbers of
-workers, `killed` and `joining`. It may also have `sync`, which is 4 workers with `--sync`, and
-`sums`, which is Keras with the gradients of equal ids added. Steps of 8 workers take 0.1 s more,
-without a processor: as if each had its own.
+workers, `killed` and `joining`. It may also have `2-sync` and `2-async`, which are 2 workers with
+`--sync` and `--no-sync`, and `sums`, which is Keras with the gradients of equal ids added. Steps of
+8 workers take 0.1 s more, without a processor: as if each had its own.
 """
 
 from __future__ import annotations
@@ -183,11 +183,11 @@ def run_ours(
     *,
     kills: bool = False,
     joining: int = 0,
-    sync: bool = False,
+    sync: bool | None = None,
 ) -> Run:
     """A job with default flags on one server; `killed` is how many of its workers were killed.
 
-    `joining`: how many workers more it gets as soon as it trains.
+    `joining`: how many workers more it gets as soon as it trains. `sync`: `--sync` or `--no-sync`.
     """
     steps, began_at = steps_of(case, data), time.time()
     flags: dict[str, Any] = {
@@ -205,8 +205,8 @@ def run_ours(
         flags["model_params"] = json.dumps(dict(case.params))
     if case.reader_params:
         flags["data_reader_params"] = json.dumps(dict(case.reader_params))
-    if sync:
-        flags["sync"] = True
+    if sync is not None:
+        flags["sync"] = sync
     if workers == PACED:
         flags["envs"] = f"PACED_STEP_S={PACE_S}"
     with running(**flags) as job:
@@ -276,8 +276,11 @@ def systems(case: Case, data: Path) -> dict[str, Callable[[int], Run]]:
             # Only the module of the benchmark can be paced.
             if int(name) != PACED or case.data == "planted":
                 made[f"{name} workers"] = partial(run_ours, case, data, workers=int(name))
-        elif name == "sync":
-            made["4 workers, --sync"] = partial(run_ours, case, data, workers=4, sync=True)
+        elif name.endswith("sync"):
+            number, _, way = name.partition("-")
+            sync = {"sync": True, "async": False}[way]
+            said = f"{number} workers, {'--sync' if sync else '--no-sync'}"
+            made[said] = partial(run_ours, case, data, workers=int(number), sync=sync)
         elif not case.kills:
             continue
         elif name == "killed":
