@@ -63,15 +63,16 @@ def sync_choice(
         return SyncChoice(sync=False)
     steps = -(-records // spec.data.minibatch_size) * spec.data.num_epochs
     few = FEW_STEPS_OF_ROWS if has_tables else FEW_STEPS
+    obstacle = _obstacle(spec, optimizer)
     if momentum := getattr(optimizer, "momentum", 0.0):
         costs = f"momentum {momentum:g} makes stale gradients costly"
     elif steps < few * min(workers, MOST_SHARING):
-        costs = f"{amount(steps, 'step')} are too few to recover from stale gradients"
+        costs = f"a job of {amount(steps, 'step')} has no time to recover from stale gradients"
     elif steps < FEW_STEPS * workers:
-        return _asynchronous(spec, steps)
+        return _asynchronous(spec, steps, obstacle)
     else:
         return SyncChoice(sync=False)
-    if obstacle := _obstacle(spec, optimizer):
+    if obstacle:
         return SyncChoice(False, f"{costs}, but {obstacle}", "warning")
     return _synchronous(spec, costs)
 
@@ -101,12 +102,13 @@ def _synchronous(spec: JobSpec, costs: str) -> SyncChoice:
     return SyncChoice(True, text, level)
 
 
-def _asynchronous(spec: JobSpec, steps: int) -> SyncChoice:
+def _asynchronous(spec: JobSpec, steps: int, obstacle: str) -> SyncChoice:
     workers = spec.cluster.num_workers.high
     return SyncChoice(
         False,
         f"{amount(steps, 'step')} are few for {workers} workers: until step"
-        f" {FEW_STEPS * workers:,} or so stale gradients may cost accuracy; --sync avoids them",
+        f" {FEW_STEPS * workers:,} or so stale gradients may cost accuracy;"
+        f" {obstacle or '--sync avoids them'}",
         "warning",
     )
 

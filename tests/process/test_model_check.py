@@ -383,8 +383,12 @@ def test_the_check_says_whether_workers_share_the_steps(tmp_path: Path) -> None:
     assert found["steps"]["sync"]
     assert "4 parts" in found["steps"]["text"]
     assert not look(tmp_path, text, num_workers=4, sync=False)["steps"]["sync"]
-    few = look(tmp_path, GOOD, num_workers=4)["steps"]
-    assert few["sync"] and "1 step is too few" in few["text"]
+    for_rows, for_variables = (
+        look(tmp_path, GOOD, num_workers=4, num_epochs=500, embedding_threshold_bytes=size)["steps"]
+        for size in (0, 2 << 20)
+    )
+    assert not for_rows["sync"] and "--sync avoids" in for_rows["text"]
+    assert for_variables["sync"] and "a job of 500 steps has no time" in for_variables["text"]
 
 
 def test_on_train_begin_of_a_callback_is_tried_and_may_read_the_optimizer(tmp_path: Path) -> None:
