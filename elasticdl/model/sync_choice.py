@@ -78,28 +78,18 @@ def sync_choice(
 
 
 def _synchronous(spec: JobSpec, costs: str) -> SyncChoice:
-    workers, size, servers = (
-        spec.cluster.num_workers.high,
-        spec.data.minibatch_size,
-        spec.cluster.num_ps_pods,
-    )
-    parts, level = spec.replace(sync=True).gradients_per_step, "info"
+    workers, size = spec.cluster.num_workers.high, spec.data.minibatch_size
+    parts = spec.replace(sync=True).gradients_per_step
     text = (
         f"synchronous steps, since {costs}: each minibatch of {amount(size, 'record')} is shared in"
         f" {parts} parts; --no-sync trains asynchronously"
     )
     if parts < workers:
-        level = "warning"
         text += (
             f". Only {parts} of {workers} workers compute at a time: raise --minibatch-size to"
             " use more"
         )
-    if servers.is_open:
-        level = "warning"
-        text += (
-            f". The job keeps {amount(servers.low, 'parameter server')}: only --no-sync adds more"
-        )
-    return SyncChoice(True, text, level)
+    return SyncChoice(True, text, "info" if parts == workers else "warning")
 
 
 def _asynchronous(spec: JobSpec, steps: int, obstacle: str) -> SyncChoice:

@@ -105,13 +105,6 @@ def test_workers_without_a_part_are_named() -> None:
     assert "8 of 16 workers" in choice.text
 
 
-def test_a_range_of_servers_stays_at_its_lowest_number_and_the_job_says_so() -> None:
-    ranged = job(num_workers="1:4", num_ps_pods="2:3", autoscale=True)
-    choice = chosen(ranged, keras.optimizers.SGD(**MOMENTUM))
-    assert (choice.sync, choice.level) == (True, "warning")
-    assert "keeps 2 parameter servers" in choice.text
-
-
 SHARES, WARNS, SILENT = (True, "info"), (False, "warning"), (False, "info")
 
 
