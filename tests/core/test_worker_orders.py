@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from elasticdl.data.base import Block, Metadata
 from elasticdl.errors import Refused, UserError
-from elasticdl.rpc.conversation import Drain, Finish, Order, Revoke, Servers
+from elasticdl.rpc.conversation import Drain, Finish, Order, Revoke, Servers, Settled
 from elasticdl.shard import Shard, Source, Task
 from elasticdl.worker.pipeline.first_batch import first_features
 from elasticdl.worker.pipeline.reading import Sources
@@ -29,6 +30,7 @@ def listen(
     shutdown: Shutdown,
     move: Any = lambda servers: None,
     revoke: Any = pytest.fail,
+    settled: Any = pytest.fail,
 ) -> OrderReceiver:
     """To orders that are about neither a ring nor the worker's state."""
     return OrderReceiver(
@@ -38,6 +40,7 @@ def listen(
         revoke=revoke,
         ring=pytest.fail,  # type: ignore[arg-type]
         tell_state=pytest.fail,
+        settled=settled,
     )
 
 
@@ -65,6 +68,15 @@ def test_addresses_are_passed_on_and_the_job_may_finish() -> None:
 
 def test_a_drain_is_a_drain() -> None:
     assert follow(Drain("scaled down"))[0].reason == Draining("scaled down")
+
+
+def test_a_draining_worker_hears_what_became_of_its_last_gradients() -> None:
+    heard: queue.Queue[Settled] = queue.Queue()
+    settled, shutdown = Settled(7, 3), Shutdown()
+    orders = listen(lambda: iter([Drain("stopped"), settled]), shutdown, settled=heard.put)
+    orders.start()
+    assert heard.get(timeout=LIMIT_S) == settled
+    assert shutdown.reason == Draining("stopped")
 
 
 def test_a_refused_stream_ends_the_worker() -> None:

@@ -21,7 +21,7 @@ from elasticdl.rpc.conversation import (
     Settled,
     TellState,
 )
-from elasticdl.worker.process.shutdown import Done, Draining, Shutdown
+from elasticdl.worker.process.shutdown import Done, Draining, Failed, Shutdown
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +62,8 @@ class OrderReceiver:
         try:
             for order in self._orders():
                 self._follow(order)
-                if self._shutdown:
+                # A worker that drains still waits for the outcome of its last gradients.
+                if isinstance(self._shutdown.reason, Done | Failed):
                     return
         except Exception as error:  # noqa: BLE001 - the top of a thread: it ends the worker visibly
             self._shutdown.fail(error)
