@@ -382,17 +382,29 @@ def problems(prepared: Prepared, run: Run, before: Counts | None) -> list[str]:
     """What its files say that cannot be true. `before`: what its first weights had."""
     receipt = json.loads((prepared.job / "receipt.json").read_text())
     status = json.loads((prepared.job / "status.json").read_text())["status"]
+    events = [json.loads(one) for one in (prepared.job / "events.jsonl").read_text().splitlines()]
+    undone = _undone(events)
+    # What all servers' return to a checkpoint undid is in no weights.
+    twice = receipt["total"]["repeated"] - sum(undone)
     return [
-        *_of_receipt(prepared, receipt, run),
+        *_of_receipt(prepared, receipt, run, undone),
         *_of_status(receipt, status),
-        *_of_metrics(prepared, receipt, status, before),
-        *_of_export(prepared, receipt, before),
-        *_of_checkpoints(prepared, receipt, before),
-        *_of_replacements(prepared, run),
+        *_of_metrics(prepared, receipt, status, before, twice),
+        *_of_export(prepared, receipt, before, twice),
+        *_of_checkpoints(prepared, before, twice),
+        *_of_replacements(prepared, run, events, len(undone)),
     ]
 
 
-def _of_receipt(prepared: Prepared, receipt: Mapping[str, Any], run: Run) -> Iterator[str]:
+def _undone(events: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Of each return of all servers to a checkpoint, the records that are trained again."""
+    returns = [one["details"] for one in events if "all servers go back to" in one["text"]]
+    return [int(details["repeated"]) for details in returns]
+
+
+def _of_receipt(
+    prepared: Prepared, receipt: Mapping[str, Any], run: Run, undone: Sequence[int]
+) -> Iterator[str]:
     draft, total = prepared.draft, receipt["total"]
     stopped = bool(draft.most_steps and "stop" in draft.callbacks)
     if not stopped:
@@ -409,11 +421,15 @@ def _of_receipt(prepared: Prepared, receipt: Mapping[str, Any], run: Run) -> Ite
     most = run.kills * draft.batch * (draft.workers if draft.on_ring else 1)
     if run.alone:
         most = total["trained"]
-    if total["repeated"] > most:
-        yield f"the receipt has {total['repeated']} repeated, at most {most} can be"
+    if not sum(undone) <= total["repeated"] <= sum(undone) + most:
+        yield (
+            f"the receipt has {total['repeated']} repeated, returns to checkpoints undid"
+            f" {list(undone)}, at most {most} more can be"
+        )
     updates = receipt["updates"]
     # Servers keep their memory when they are killed, and a ring has a member left.
-    if updates["lost"] or (run.struck is not None and (updates["repeated"] or updates["at_least"])):
+    again = updates["at_least"] or (updates["repeated"] and not undone)
+    if updates["lost"] or (run.struck is not None and again):
         yield f"updates are not in the weights: {updates}"
 
 
@@ -427,7 +443,11 @@ def _of_status(receipt: Mapping[str, Any], status: Mapping[str, Any]) -> Iterato
 
 
 def _of_metrics(
-    prepared: Prepared, receipt: Mapping[str, Any], status: Mapping[str, Any], before: Counts | None
+    prepared: Prepared,
+    receipt: Mapping[str, Any],
+    status: Mapping[str, Any],
+    before: Counts | None,
+    twice: int,
 ) -> Iterator[str]:
     """The last evaluation saw all records once, and weights with all that was trained."""
     draft, metrics, total = prepared.draft, status["metrics"], receipt["total"]
@@ -436,7 +456,7 @@ def _of_metrics(
     if metrics.get("seen") != draft.validation:
         yield f"the last evaluation saw {metrics.get('seen')} records, there are {draft.validation}"
     low = total["trained"] + (before.total if before else 0)
-    high = low + total["repeated"]
+    high = low + twice
     if not low <= metrics.get("total", -1) <= high:
         yield (
             f"the last evaluation was of weights with {metrics.get('total')} records, trained are"
@@ -445,13 +465,13 @@ def _of_metrics(
 
 
 def _of_export(
-    prepared: Prepared, receipt: Mapping[str, Any], before: Counts | None
+    prepared: Prepared, receipt: Mapping[str, Any], before: Counts | None, twice: int
 ) -> Iterator[str]:
     if prepared.output is None:
         return
     draft = prepared.draft
     found = counts.of_export(prepared.output, draft.rows, draft.width)
-    yield from _of_counts("the export", found.since(before), prepared, receipt)
+    yield from _of_counts("the export", found.since(before), prepared, receipt, twice)
     if draft.kind != "unbounded":
         again = counts.of_weights_file(prepared.output, draft.width)
         if not np.array_equal(again.records, found.records) or again.total != found.total:
@@ -459,21 +479,19 @@ def _of_export(
 
 
 def _of_counts(
-    where: str, found: Counts, prepared: Prepared, receipt: Mapping[str, Any]
+    where: str, found: Counts, prepared: Prepared, receipt: Mapping[str, Any], twice: int
 ) -> Iterator[str]:
-    """Each record was trained once in each epoch; what was repeated may be in it, too."""
+    """Each record was trained once in each epoch; what is in it `twice` may be in it, too."""
     draft, total = prepared.draft, receipt["total"]
-    if problem := found.problem(total["repeated"]):
+    if problem := found.problem(twice):
         yield f"{where}: {problem}"
-    low, high = total["trained"], total["trained"] + total["repeated"]
+    low, high = total["trained"], total["trained"] + twice
     if not low <= found.total <= high:
         yield (
             f"{where} was trained on {found.total:g} records, the receipt says {low:g} to {high:g}"
         )
     least = 0 if total["left"] else draft.epochs
-    if found.records.min() < least or (
-        not total["repeated"] and found.records.max() > draft.epochs
-    ):
+    if found.records.min() < least or (not twice and found.records.max() > draft.epochs):
         odd = [
             (int(one), float(found.records[one]))
             for one in np.flatnonzero(found.records != draft.epochs)[:5]
@@ -481,32 +499,32 @@ def _of_counts(
         yield f"{where} has records that were not trained {draft.epochs} times: {odd}"
 
 
-def _of_replacements(prepared: Prepared, run: Run) -> Iterator[str]:
-    """No process was started again but those that got a signal."""
+def _of_replacements(
+    prepared: Prepared, run: Run, events: Sequence[Mapping[str, Any]], returns: int
+) -> Iterator[str]:
+    """No process was started again but those that got a signal, and servers in `returns`."""
     if run.struck is None:
         return
-    lines = (prepared.job / "events.jsonl").read_text().splitlines()
     replaced = [
         one["details"]["replaces"]
-        for one in map(json.loads, lines)
+        for one in events
         if one["details"].get("step") == "ordered" and one["details"].get("replaces")
     ]
-    if len(replaced) > run.struck:
+    most = run.struck + returns * prepared.draft.number("num_ps_pods", 1)
+    if len(replaced) > most:
         yield f"{run.struck} processes got a signal, replaced were {', '.join(replaced)}"
 
 
-def _of_checkpoints(
-    prepared: Prepared, receipt: Mapping[str, Any], before: Counts | None
-) -> Iterator[str]:
+def _of_checkpoints(prepared: Prepared, before: Counts | None, twice: int) -> Iterator[str]:
     """Each is one cut: its weights have just the records that its ledger says."""
     draft = prepared.draft
     found = counts.checkpoints(prepared.job)
     for directory in found:
         had = counts.of_checkpoint(directory, draft.rows, draft.width).since(before)
-        if problem := had.problem(receipt["total"]["repeated"]):
+        if problem := had.problem(twice):
             yield f"{directory.name}: {problem}"
         trained = counts.trained_of_ledger(directory)
-        if not trained <= had.total <= trained + receipt["total"]["repeated"]:
+        if not trained <= had.total <= trained + twice:
             yield f"{directory.name} has weights of {had.total:g} records, its ledger has {trained}"
     keep = draft.number("keep_checkpoint_max", 3)
     if keep and len(found) > keep:

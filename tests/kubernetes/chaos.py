@@ -5,6 +5,8 @@
 Masters, workers and servers are deleted by force, killed and evicted. Every fifth job loses the
 node that its master runs on. What a job leaves must agree with the weights of its model, which
 count the records. The exit code is 1 if one of them failed.
+
+`--sync`: only synchronous jobs, each with a server's pod deleted by force.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,10 +113,19 @@ class Verdict:
         )
 
 
-def drafted(seed: int, strategy: Strategy) -> Draft:
-    """A job of enough steps to be struck. The same for the same numbers."""
+def drafted(seed: int, strategy: Strategy, *, sync: bool = False) -> Draft:
+    """A job of enough steps to be struck. The same for the same numbers.
+
+    `sync`: one of synchronous steps, with checkpoints that it can return to.
+    """
     drafts = (draw(seed * 1000 + more, strategy) for more in itertools.count())
-    draft = next(one for one in drafts if one.steps >= _LEAST_STEPS and not one.most_steps)
+    draft = next(
+        one
+        for one in drafts
+        if one.steps >= _LEAST_STEPS
+        and not one.most_steps
+        and (not sync or ("sync" in one.flags and one.flags.get("checkpoint_seconds") != 0))
+    )
     draft.seed, draft.in_file = seed, ()
     prepare_for_chaos(draft)
     trains_s = _TRAINS_WITHOUT_NODE_S if loses_node(draft) else _TRAINS_S
@@ -139,29 +150,30 @@ def loses_node(draft: Draft) -> bool:
     return draft.seed % 5 == 0
 
 
-def strikes(draft: Draft) -> list[Strike]:
-    """The same for the same draft."""
+def strikes(draft: Draft, *, by_force: bool = False) -> list[Strike]:
+    """The same for the same draft. `by_force`: a server's pod is deleted by force, too."""
     choose = random.Random(f"strikes {draft.strategy} {draft.seed}")
     roles = [role for role in Role if not (role is Role.SERVER and draft.on_ring)]
     found = [Strike(Role.MASTER, lose_node, 0.0)] if loses_node(draft) else []
     for _ in range(choose.randint(1, _MOST_STRIKES)):
         role = choose.choice(roles)
         among = _BLOWS[role]
-        if role is Role.SERVER and draft.in_steps:
-            # A step that is being applied when a server leaves is trained again: ADR 19.
-            among = (_kill_server,)
-        elif role is Role.SERVER and draft.flags.get("checkpoint_seconds") == 0:
+        if role is Role.SERVER and draft.flags.get("checkpoint_seconds") == 0:
             among = (_kill_server, evict_pod)
         after_s = choose.choice((0.0, choose.uniform(0, 4), choose.uniform(0, 15)))
         found.append(Strike(role, choose.choice(among), after_s))
+    if by_force and delete_by_force not in [one.blow for one in found if one.role is Role.SERVER]:
+        # A node is lost before all else: by then workers train.
+        place = choose.randint(int(loses_node(draft)), len(found))
+        found.insert(place, Strike(Role.SERVER, delete_by_force, choose.uniform(0, 8)))
     return found
 
 
 class Striker:
     """Carries the strikes out while a job trains."""
 
-    def __init__(self, job: Job, draft: Draft) -> None:
-        self._job, self._draft = job, draft
+    def __init__(self, job: Job, draft: Draft, strikes: Sequence[Strike]) -> None:
+        self._job, self._draft, self._strikes = job, draft, strikes
         self._choose = random.Random(draft.seed)
         self._had: set[tuple[str, str]] = set()
         self.story: list[str] = []
@@ -178,7 +190,7 @@ class Striker:
     def carry_out(self) -> None:
         """Until all are done, or the job has ended."""
         self._job.until("training has begun", lambda _: self._job.progress() > 0 or self._over())
-        for strike in strikes(self._draft):
+        for strike in self._strikes:
             time.sleep(strike.after_s)
             end_s = time.monotonic() + _VICTIM_LIMIT_S
             while not self._over() and not self._strike(strike):
@@ -216,24 +228,36 @@ class Striker:
     def _costs_updates(self, strike: Strike) -> bool:
         """Whether it would take the pushes of a worker with both the worker and a server.
 
-        docs/how-to/kubernetes.md says so: there is no checkpoint since one of them was struck.
+        docs/how-to/kubernetes.md says so: there is no checkpoint since one of them was struck. A
+        synchronous job needs no push: any checkpoint is one that it can return to.
         """
+        if "sync" in self._draft.flags:
+            needs = strike.role is Role.SERVER and strike.blow is delete_by_force
+            return needs and not self._cuts()
         if strike.role is Role.SERVER and strike.blow is delete_by_force:
             other = Role.WORKER
         elif strike.role is Role.WORKER and self.servers_by_force:
             other = Role.SERVER
         else:
             return False
-        cuts, ends = [], []
-        for row in self._job.events():
-            step, process = row["details"].get("step"), row["process"]
-            if row["kind"] == "checkpoint" and step == "saved":
-                cuts.append(row["at"] - row["details"]["seconds"])
-            elif step in ("ended", "lost") and process.startswith(f"{other}-"):
-                ends.append(row["at"])
+        ends = [
+            row["at"]
+            for row in self._job.events()
+            if row["details"].get("step") in ("ended", "lost")
+            and row["process"].startswith(f"{other}-")
+        ]
+        cuts = self._cuts()
         return (
             len(ends) < self._hits[other] or not cuts or max(cuts) < max(ends, default=0.0) + _CUT_S
         )
+
+    def _cuts(self) -> list[float]:
+        """When the checkpoints that are complete were cut."""
+        return [
+            row["at"] - row["details"]["seconds"]
+            for row in self._job.events()
+            if row["kind"] == "checkpoint" and row["details"].get("step") == "saved"
+        ]
 
     def _victims(self, role: Role) -> list[tuple[str, str]]:
         """Pods, each with what tells one process in it from the next; none: look again soon."""
@@ -279,7 +303,7 @@ _FAILURES = (
 )
 
 
-def run_job(place: TargetCluster, draft: Draft, folder: Path) -> Verdict:
+def run_job(place: TargetCluster, draft: Draft, strikes: Sequence[Strike], folder: Path) -> Verdict:
     """Run it in a namespace of its own, in an empty folder, and look at what it left."""
     namespace = f"elasticdl-chaos-{uuid.uuid4().hex[:8]}"
     verdict, begin_s = Verdict(draft), time.monotonic()
@@ -291,7 +315,7 @@ def run_job(place: TargetCluster, draft: Draft, folder: Path) -> Verdict:
             job: Job | None = None
             try:
                 job = jobs.submit(_NAME, *arguments)
-                striker = Striker(job, draft)
+                striker = Striker(job, draft, strikes)
                 verdict.story = striker.story
                 striker.carry_out()
                 verdict.servers_by_force = striker.servers_by_force
@@ -316,18 +340,19 @@ def _found(files: Prepared, striker: Striker, code: int, said: str) -> list[str]
     return problems(files, run, None)
 
 
-def _one(place: TargetCluster, strategy: Strategy, seed: int) -> Verdict:
+def _one(place: TargetCluster, strategy: Strategy, seed: int, *, sync: bool) -> Verdict:
     """Run a job, and say how it went."""
+    draft = drafted(seed, strategy, sync=sync)
     folder = Path(tempfile.mkdtemp(prefix=f"chaos-{strategy}-{seed}-"))
     folder.chmod(0o755)  # Pods are other users.
-    verdict = run_job(place, drafted(seed, strategy), folder)
+    verdict = run_job(place, draft, strikes(draft, by_force=sync), folder)
     if not verdict.problems:
         shutil.rmtree(folder)
         print(f"ok {verdict}", flush=True)
         return verdict
     print(
         f"FAILED {verdict}\nagain: python -m tests.kubernetes.chaos --strategy {strategy} --seed"
-        f" {seed} --jobs 1\nleft in {folder}\n" + "\n".join(verdict.problems),
+        f" {seed} --jobs 1{' --sync' * sync}\nleft in {folder}\n" + "\n".join(verdict.problems),
         flush=True,
     )
     return verdict
@@ -341,11 +366,20 @@ def main() -> int:
     parser.add_argument(
         "--seconds", type=float, default=1e9, help="start no job after this many seconds"
     )
+    parser.add_argument(
+        "--sync",
+        action="store_true",
+        help="synchronous jobs through servers, each with a server deleted by force",
+    )
     given = parser.parse_args()
     if reason := target_cluster.why_not():
         sys.exit(reason)
     first = int(time.time()) if given.seed is None else given.seed
     strategies = list(Strategy) if given.strategy == "both" else [Strategy(given.strategy)]
+    if given.sync:
+        if given.strategy == Strategy.RING:
+            parser.error("--sync is about jobs through servers")
+        strategies = [Strategy.PS]
     begin_s = time.monotonic()
     ended: list[Verdict] = []
     built = image.project_zoo()
@@ -358,7 +392,9 @@ def main() -> int:
                 if time.monotonic() - begin_s > given.seconds:
                     break
                 strategy = strategies[number % len(strategies)]
-                ended.append(_one(place, strategy, first + number // len(strategies)))
+                ended.append(
+                    _one(place, strategy, first + number // len(strategies), sync=given.sync)
+                )
     failed = sum(bool(verdict.problems) for verdict in ended)
     by_force = sum(verdict.servers_by_force for verdict in ended)
     print(
