@@ -242,7 +242,31 @@ def test_a_step_that_only_some_servers_applied_before_the_first_checkpoint_was_c
     job.comes_back(ps(0), restored=2)
     job.comes_back(ps(1, 1), restored=2)
     assert job.state.roll_back is None
-    assert job.updates == UpdateCounts(2, 0, 0, at_least=first == "the server")
+    assert job.updates == UpdateCounts(2, 0, 0, at_least=False)
+
+
+@pytest.mark.parametrize("restored", [None, 2], ids=["nothing", "the checkpoint"])
+def test_a_loss_while_the_first_checkpoint_is_written_brings_all_back_when_it_is_complete(
+    restored: int | None,
+) -> None:
+    job = Steps()
+    job.up()
+    job.steps(job.lease(), 0, 16)
+    job.put(e.CheckpointRequested(0))
+    taken = job.of(c.TakeSnapshot)[-1].snapshot
+    job.put(e.SnapshotCut(0, taken, 2, {}))
+    job.steps(job.lease(), 0, 8)
+    job.lose(ps(1), restored)
+    assert job.state.roll_back is None and not job.stopped(), "it may never be complete"
+    assert job.updates == UpdateCounts(2 if restored else 0, 1 if restored else 3, 0, False)
+    job.put(e.SnapshotSaved(0, taken, 2, "version-2", 1))
+    assert job.stopped() == [ps(0), ps(1, 1)]
+    job.comes_back(ps(0), restored=2)
+    job.comes_back(ps(1, 1), restored=2)
+    assert job.state.roll_back is None
+    assert job.updates == UpdateCounts(2, 0, 1, at_least=False)
+    job.train_all()
+    assert (job.total["trained"], job.total["lost"], job.total["left"]) == (64, 0, 0)
 
 
 @pytest.mark.parametrize("complete", [True, False])
@@ -419,6 +443,17 @@ def test_a_job_whose_checkpoints_are_all_damaged_fails() -> None:
     outcome = present(job.state._context.outcome)
     assert "ps-0.1 could not read the checkpoint of version 2, and there is no" in outcome.message
     assert "version-2" in outcome.hint
+
+
+def test_a_job_whose_servers_end_since_they_can_read_no_checkpoint_says_what_to_repair() -> None:
+    job = trained()
+    job.lose(ps(1), restored=2)
+    job.die(ps(0), ExitStatus(signal=9, asked=True))
+    for incarnation in range(1, 9):
+        if job.state._context.outcome is None:
+            job.tick(60)
+            job.die(ps(0, incarnation), ExitStatus(exit_code=1))
+    assert "version-2" in present(job.state._context.outcome).hint
 
 
 def test_a_job_that_is_ending_returns_to_nothing() -> None:

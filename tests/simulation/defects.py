@@ -188,6 +188,13 @@ STEPS = (
         " grew with it.",
         any_flags=True,
     ),
+    Defect(
+        "sync",
+        (9200648,),
+        "A server was lost while the first checkpoint was written, and read it when it was"
+        " complete. The steps in it counted as lost all the same.",
+        any_flags=True,
+    ),
 )
 DEFECTS = (*RING, *SERVERS, *STEPS)
 

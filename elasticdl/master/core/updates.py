@@ -34,7 +34,8 @@ class UpdateMark:
     `reached`: each worker's last push on any server. A server that lost its memory before the cut
     may not have seen the worker again: then the worker has no push in the cut, but the parts of the
     others have all that it did. `behind` has, by index, what the parts of such servers have
-    instead. `moves`: how often the parameters had moved to other servers.
+    instead. `moves`: how often the parameters had moved to other servers. `lost`: the steps that
+    some server lacked.
     """
 
     pushes: Mapping[str, int] = field(default_factory=dict)
@@ -42,6 +43,7 @@ class UpdateMark:
     reached: Mapping[str, int] = field(default_factory=dict)
     behind: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     moves: int = 0
+    lost: Sequence[Range] = ()
 
     def of_part(self, index: int) -> dict[str, int]:
         """Each worker's last push in the part of the server with this index."""
@@ -224,9 +226,7 @@ class UpdateAccount:
         # Below 0 for a cut that was completed after a return to an earlier one.
         self._undone += steps.booked - mark.steps
         steps.booked = mark.steps
-        steps.lost = [
-            (begin, min(end, mark.steps)) for begin, end in steps.lost if begin < mark.steps
-        ]
+        steps.lost = list(mark.lost)
         self._first_incarnations = dict(first_incarnations)
 
     def restored(
@@ -284,6 +284,10 @@ class UpdateAccount:
     def steps(self) -> int:
         """Complete steps of this run."""
         return self._steps.booked
+
+    def mark_of_steps(self) -> UpdateMark:
+        """The steps in a cut that is made now."""
+        return UpdateMark(steps=self._steps.booked, lost=tuple(self._steps.lost))
 
     def awaited(self, after_s: float) -> Iterator[str]:
         """Workers that a server restored after that time has not met.

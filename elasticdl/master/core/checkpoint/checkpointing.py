@@ -376,6 +376,9 @@ class Checkpointing:
         for saved in reversed(self.saved):
             if saved.version == version:
                 return saved.mark
+        if self.saving is not None and self.saving.version == version:
+            # A server restored it, so it is complete, before the master was told so.
+            return self.saving.mark
         return NOTHING if version in (0, self._begun_version) else None
 
     def newest_known(self, before: float = math.inf) -> Saved | None:

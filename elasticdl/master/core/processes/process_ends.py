@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
-from elasticdl.cluster.base import ExitStatus, Role
+from elasticdl.cluster.base import ExitStatus, ProcessName, Role
 from elasticdl.formatting import amount
 from elasticdl.history.job_event import EventKind, Value, meaning
 from elasticdl.master.core.data.leasing import Leasing
@@ -149,7 +149,17 @@ class ProcessEnds:
         if reason := self._context.budgets.died(
             str(name), verdict, answered=answered, role_ran=ran, life=life
         ):
-            self._context.fail(reason, hint=_HINTS.get(verdict.cause, "check its log"))
+            self._context.fail(reason, hint=self._hint(name, verdict.cause))
+
+    def _hint(self, name: ProcessName, cause: Cause) -> str:
+        if cause in _HINTS:
+            return _HINTS[cause]
+        back = self._context.roll_back if name.role is Role.PS else None
+        return (
+            f"check its log; if it cannot read its checkpoint, {back.hint}"
+            if back
+            else "check its log"
+        )
 
     @property
     def _expected(self) -> bool:

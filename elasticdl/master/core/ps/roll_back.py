@@ -16,3 +16,8 @@ class RollBack:
 
     version: int
     path: str
+
+    @property
+    def hint(self) -> str:
+        """What a person can do if servers cannot read it, nor any before it."""
+        return f"repair {self.path}, or restore it from a copy, and --resume the job"

@@ -47,8 +47,8 @@ class RollingBack:
         self._checkpointing = checkpointing
         self._snapshots = snapshots
         self._ends = ends
-        self._torn: SnapshotId | None = None
-        """What was being written when only some servers applied a step, without a checkpoint."""
+        self._first: tuple[SnapshotId, str] | None = None
+        """The first checkpoint, which is being written, and why all return to it then."""
 
     # events
 
@@ -63,8 +63,11 @@ class RollingBack:
         if (back := self._context.roll_back) is not None:
             self._attached_meanwhile(event, back)
             return True
-        to = self._checkpointing.newest_known()
-        if event.kept or not event.name.incarnation or to is None:
+        if event.kept or not event.name.incarnation:
+            return False
+        why = f"{event.name} came back without the memory of the process before"
+        if (to := self._checkpointing.newest_known()) is None:
+            self._await_first(why)
             return False
         # It may have read one of undone steps before another of the same version replaced that.
         unsure = to.version in self._checkpointing.undone
@@ -73,7 +76,6 @@ class RollingBack:
             # The others have this version, too. So it is after a server has left in order.
             self._return(to, "a parameter server lost its memory")
             return False
-        why = f"{event.name} came back without the memory of the process before"
         self._begin(to, why, event.name if has_it else None)
         return True
 
@@ -89,7 +91,7 @@ class RollingBack:
         # The other servers have ended, and their values are of steps that are undone.
         self._context.fail(
             f"{text}, and there is no earlier one that the job can return to",
-            hint=f"repair {back.path}, or restore it from a copy, and --resume the job",
+            hint=back.hint,
         )
 
     def stepped(self, event: StepApplied) -> None:
@@ -101,16 +103,18 @@ class RollingBack:
             return
         if account.is_undone(event) or not self._possible():
             return
+        why = f"a server ended while it applied step {event.number}"
         if (to := self._checkpointing.newest_known()) is not None:
-            self._begin(to, f"a server ended while it applied step {event.number}")
-        elif self._checkpointing.saving is not None:
-            self._torn = self._checkpointing.saving.id
+            self._begin(to, why)
+        else:
+            self._await_first(why)
 
     def saved(self, snapshot: SnapshotId) -> None:
-        """The first checkpoint is complete; a step since may be on some servers only."""
-        to = self._checkpointing.newest_known()
-        if snapshot == self._torn and to is not None and self._possible():
-            self._begin(to, "a server ended while it applied a step")
+        """A checkpoint is complete: return to it if it is the first, and some server lacks a step."""
+        if self._first is None or self._first[0] != snapshot or not self._possible():
+            return
+        if (to := self._checkpointing.newest_known()) is not None:
+            self._begin(to, self._first[1])
 
     def decide(self) -> None:
         """End the return when all servers have restored the checkpoint."""
@@ -131,12 +135,20 @@ class RollingBack:
         over = context.phase in (Phase.STARTING, Phase.ENDING, Phase.ENDED)
         return context.spec.trains_in_steps and context.work is not None and not over
 
+    def _await_first(self, why: str) -> None:
+        """Return as soon as the checkpoint that is being written is complete.
+
+        It was cut before the loss. It may never be complete: then what was lost counts.
+        """
+        if self._first is None and (saving := self._checkpointing.saving) is not None:
+            self._first = saving.id, why
+
     def _nothing_since(self, to: Saved) -> bool:
         return to.mark is not None and self._context.updates.steps == to.mark.steps
 
     def _begin(self, to: Saved, why: str, restored: ProcessName | None = None) -> None:
         """Return to a checkpoint, which the server `restored` has already."""
-        context, self._torn = self._context, None
+        context, self._first = self._context, None
         assert to.mark is not None
         context.roll_back = RollBack(to.version, to.path)
         assert context.work is not None

@@ -69,7 +69,7 @@ class UpdateBooking:
     def mark(self, event: SnapshotCut) -> UpdateMark:
         """The updates in a cut."""
         if self._context.spec.trains_in_steps:
-            return UpdateMark(steps=self._context.updates.steps)
+            return self._context.updates.mark_of_steps()
         moves = self._context.updates.moves
         return UpdateMark(event.sequences, 0, event.reached, event.behind, moves)
 
