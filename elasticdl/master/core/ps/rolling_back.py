@@ -110,7 +110,7 @@ class RollingBack:
             self._await_first(why)
 
     def saved(self, snapshot: SnapshotId) -> None:
-        """A checkpoint is complete: return to it if it is the first, and some server lacks a step."""
+        """Return to a complete checkpoint if it is the first, and some server lacks a step since."""
         if self._first is None or self._first[0] != snapshot or not self._possible():
             return
         if (to := self._checkpointing.newest_known()) is not None:
