@@ -190,6 +190,13 @@ STEPS = (
     ),
     Defect(
         "sync",
+        (2090,),
+        "Of the simulation: the newer of two checkpoints of one version was damaged, though on"
+        " disk it has the place of the other one.",
+        any_flags=True,
+    ),
+    Defect(
+        "sync",
         (9200648,),
         "A server was lost while the first checkpoint was written, and read it when it was"
         " complete. The steps in it counted as lost all the same.",

@@ -482,9 +482,18 @@ class Disk:
         self.fails: Callable[[], bool] = lambda: False
 
     def damage_newest(self, listed: Sequence[str], server: int) -> None:
-        """A part of the newest one of a job cannot be read, if an earlier one is intact."""
+        """A part of the newest one of a job cannot be read, if an earlier one is intact.
+
+        One of the same version is none: on disk the newest has taken its place.
+        """
         damaged = {directory for directory, _ in self.damaged}
-        if any(one not in damaged for one in listed[:-1]):
+        versions = [self.versions.get(one) for one in listed]
+        earlier = [
+            one
+            for one, version in zip(listed[:-1], versions, strict=False)
+            if version is None or version != versions[-1]
+        ]
+        if any(one not in damaged for one in earlier):
             self.damaged.add((listed[-1], server))
 
     def prune(self, version: int, keep: int, held: Collection[str]) -> None:
