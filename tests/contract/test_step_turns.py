@@ -60,6 +60,35 @@ def test_all_pushes_of_a_large_step_that_is_dropped_are_named() -> None:
     asyncio.run(story())
 
 
+def test_a_late_gradient_of_a_lease_that_was_taken_back_costs_the_next_lease_nothing() -> None:
+    async def story() -> None:
+        queue, orders = EventQueue(SystemClock()), OrderStreams(0)
+        registry = PsRegistry(0, lambda name, address: pytest.fail("no server is needed"))
+        held = [LEASE]
+        turns = StepTurns(
+            Steps(FULL, 0), lambda: Outlook(tuple(held)), queue, registry, orders, asyncio.Lock()
+        )
+        await turns.take(WORKER, 1, 0, 0, 5.0)
+        turns.revoked(WORKER, 1)
+        held[:] = [TrainingLease(WORKER, ShardId(1), 0, 0)]
+        assert await turns.take(WORKER, 2, 0, 1, 5.0) == (1, "")
+        late = Contribution(WORKER, 1, 1.0)
+        assert not await turns.end(WORKER, 1, late, LEASE.part, last=False)
+        assert await turns.end(WORKER, 2, Contribution(WORKER, 2, 1.0), held[0].part, last=False), (
+            "its turn stands"
+        )
+        assert await turns.take(WORKER, 3, 0, 1, 5.0) == (1, "")
+        # One of a lease that it still has brings that back.
+        turns.revoked(WORKER, 2)
+        assert not await turns.end(
+            WORKER, 3, Contribution(WORKER, 3, 1.0), held[0].part, last=False
+        )
+        assert (await turns.take(WORKER, 4, 0, 2, 5.0))[1] == "its lease was revoked"
+        await queue.close()
+
+    asyncio.run(story())
+
+
 def test_a_step_gets_no_old_number_after_a_takeover_though_no_server_knows_of_any() -> None:
     async def story() -> None:
         queue, orders = EventQueue(SystemClock()), OrderStreams(0)

@@ -92,6 +92,26 @@ def test_asked_for_its_state_a_worker_tells_every_lease_anew_even_if_nothing_of_
     assert states.complete(outbox.take({}), None) == Report()
 
 
+def test_leases_that_were_told_as_held_are_told_once_more_as_soon_as_they_are_not() -> None:
+    """A revoked lease is held until the push under way is done; its master waits for that."""
+    outbox = Outbox()
+    states = StateReports(outbox, HangWatch(ManualClock()))
+    outbox.hold(LEASE)
+    outbox.forget(())
+    assert states.prepare() is None and not outbox.urgent.is_set()
+    states.ask()
+    state = states.prepare()
+    assert state is not None and len(state.held) == 1
+    outbox.take({})
+    outbox.forget((LEASE,))
+    assert outbox.urgent.is_set()
+    state = states.prepare()
+    assert state is not None and state.held == ()
+    outbox.take({})
+    outbox.forget((LEASE,))
+    assert states.prepare() is None and not outbox.urgent.is_set()
+
+
 def test_an_order_of_the_master_brings_the_state_with_the_next_report() -> None:
     outbox, shutdown, asked = Outbox(), Shutdown(), threading.Event()
     reports: list[Report] = []

@@ -233,7 +233,9 @@ class StepTurns:
         if accepted and contribution is not None and not applied:
             self._waits.came(worker, self._queue.at_s())
         if not accepted and contribution is not None:
-            self._drop(worker, "its gradient came too late for its step")
+            # Unless its lease was taken back already: the next one loses nothing.
+            if lease in (one.part for one in self._outlook().leases):
+                self._drop(worker, "its gradient came too late for its step")
         elif last and worker not in self._barred:
             self._steps.read(lease)
         self.decide()

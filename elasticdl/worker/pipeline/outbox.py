@@ -149,6 +149,10 @@ class Outbox:
         self._held: dict[LeaseKey, _Held] = {}
         self._closed: dict[LeaseKey, None] = {}
         """Leases that were closed and reported for the last time, the oldest first."""
+        self._told: set[LeaseKey] = set()
+        """Leases that the newest `tell_all` told as held."""
+        self._told_too_many = False
+        """Whether some of those were forgotten since."""
         self._dropped: Counter[DropCause] = Counter()
         self._summaries: list[Summary] = []
         self._failures: list[Failure] = []
@@ -175,13 +179,15 @@ class Outbox:
         with self._lock:
             for held in self._held.values():
                 held.changed = held.changed or not held.closed
-            progress = tuple(
-                Applied(shard, attempt, held.offset)
-                for (shard, attempt), held in self._held.items()
-                if not held.closed
-            )
+            told = {key: held for key, held in self._held.items() if not held.closed}
+            self._told, self._told_too_many = set(told), False
         self.urgent.set()
-        return progress
+        return tuple(Applied(*key, held.offset) for key, held in told.items())
+
+    @property
+    def told_too_many(self) -> bool:
+        """Whether `tell_all` told a lease that the worker has forgotten since."""
+        return self._told_too_many
 
     def starting(self, part: str) -> None:
         """This worker has reached a part of its start; '': it is ready for work."""
@@ -300,12 +306,19 @@ class Outbox:
                     held.closed = held.given_back = held.changed = True
 
     def forget(self, leases: Collection[Lease]) -> None:
-        """The master has voided these leases: nothing more is reported of them."""
+        """The master has voided these leases: nothing more is reported of them.
+
+        It waits until it hears that they are not held: at once, if it was told otherwise.
+        """
         keys = {(lease.shard.id, lease.attempt) for lease in leases if lease.shard is not None}
         with self._lock:
             for key in keys & self._held.keys():
                 if not self._held[key].done:
                     self._held[key].closed = True
+            if self._told & keys:
+                self._told -= keys
+                self._told_too_many = True
+                self.urgent.set()
 
     def summarise(self, summary: Summary) -> None:
         """Report the values of an evaluation round."""

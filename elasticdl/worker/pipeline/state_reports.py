@@ -26,11 +26,11 @@ class StateReports:
         self._outbox.urgent.set()
 
     def prepare(self) -> State | None:
-        """The state if it was requested, else None.
+        """The state if it was requested, or if leases told as held are not any more; else None.
 
         Call it before the outbox is emptied: it makes the outbox report every lease in hand.
         """
-        if not self._asked.is_set():
+        if not self._asked.is_set() and not self._outbox.told_too_many:
             return None
         # Before collecting: a question that arrives meanwhile gets an answer of its own.
         self._asked.clear()
