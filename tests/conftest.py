@@ -15,12 +15,14 @@ import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from elasticdl.paused_collection import paused_collection
+from tests.lost_memory import lose_servers
 from tests.silence import Silence, print_stacks_on_request
 from tests.waiting import until
 
@@ -233,23 +235,7 @@ class Job:
 
     def lose_servers(self, *indices: int) -> None:
         """SIGKILL to servers, and away with the memory that outlives them: as lost nodes."""
-        supervisor = json.loads((self.directory / "supervisor.json").read_text())["pid"]
-        os.kill(supervisor, signal.SIGSTOP)  # It would start the next ones meanwhile.
-        try:
-            for index in indices:
-                for pid in self.pids("ps", index):
-                    os.kill(pid, signal.SIGKILL)
-            names = [f"/memfd:elasticdl-ps-{index}" for index in indices]
-            files = [
-                one
-                for one in Path(f"/proc/{supervisor}/fd").iterdir()
-                if os.readlink(one).partition(" ")[0] in names
-            ]
-            assert len(files) == len(indices)
-            for file in files:
-                os.truncate(file, 0)
-        finally:
-            os.kill(supervisor, signal.SIGCONT)
+        lose_servers(self.directory, partial(self.pids, "ps"), *indices)
 
     def tails(self) -> str:
         logs = sorted((self.directory / "logs").glob("*.log")) if self.directory.exists() else []

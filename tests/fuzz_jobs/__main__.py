@@ -51,6 +51,9 @@ def main() -> int:
         help="in each job, signals to random processes of these roles: master,worker,ps",
     )
     parser.add_argument(
+        "--sync", action="store_true", help="only jobs of synchronous steps, through servers"
+    )
+    parser.add_argument(
         "--patience",
         type=float,
         default=1.0,
@@ -66,8 +69,14 @@ def main() -> int:
     chosen = parser.parse_args()
     first = int(time.time()) if chosen.seed is None else chosen.seed
     print(f"the first seed is {first}", flush=True)
+    strategies = list(Strategy) if chosen.strategy == "both" else [Strategy(chosen.strategy)]
+    if chosen.sync:
+        if chosen.strategy == Strategy.RING:
+            parser.error("--sync is about jobs through servers")
+        strategies = [Strategy.PS]
     plan = Plan(
-        strategies=list(Strategy) if chosen.strategy == "both" else [Strategy(chosen.strategy)],
+        strategies=strategies,
+        sync=chosen.sync,
         seeds=itertools.count(first),
         seconds=chosen.seconds,
         jobs=chosen.jobs,

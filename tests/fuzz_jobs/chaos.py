@@ -10,13 +10,14 @@ import subprocess
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from tests.fuzz_jobs.command import Prepared
 from tests.fuzz_jobs.flags import Draft, Then
 from tests.fuzz_jobs.running import Act, processes
+from tests.lost_memory import lose_servers
 
 _TRAINS_S = 12.0
 """Roughly how long a job trains, so that strikes come during training."""
@@ -51,13 +52,23 @@ class Strike:
     after_s: float
     stopped_s: float
     """How long a SIGSTOP lasts."""
+    with_memory: bool = False
+    """Whether a server's memory goes with it, as soon as there is a checkpoint to return to."""
 
 
 def prepare(draft: Draft) -> None:
     """Have a job train for long enough, in one run, with a budget for all that is killed."""
     draft.then = Then.NOTHING
     draft.pause_s = min(_LONGEST_PAUSE_S, _TRAINS_S / max(1, draft.steps))
-    draft.flags["max_relaunches"], draft.spelling["max_relaunches"] = 100, "-"
+    _give(draft, "max_relaunches", 100)
+    if "sync" in draft.flags and not draft.flags.get("checkpoint_steps"):
+        # There is something to return to.
+        _give(draft, "checkpoint_steps", max(1, draft.steps // 8))
+
+
+def _give(draft: Draft, name: str, value: int) -> None:
+    draft.flags[name], draft.spelling[name] = value, "-"
+    draft.in_file = tuple(one for one in draft.in_file if one != name)
 
 
 def strikes(draft: Draft, roles: Iterable[Role]) -> list[Strike]:
@@ -73,8 +84,18 @@ def strikes(draft: Draft, roles: Iterable[Role]) -> list[Strike]:
         )
         for _ in range(choose.randint(1, _MOST_STRIKES))
     ]
+    if "sync" in draft.flags:
+        # Others could lose what a worker that ended has pushed.
+        lost = random.Random(f"lost {draft.seed}")
+        found = [
+            replace(one, with_memory=_kills_server(one) and lost.random() < 0.7) for one in found
+        ]
     of_master = [one for one in found if one.role is Role.MASTER]
     return [one for one in found if one not in of_master[_MOST_OF_MASTER:]]
+
+
+def _kills_server(strike: Strike) -> bool:
+    return strike.role is Role.SERVER and strike.number is signal.SIGKILL
 
 
 class Chaos(Act):
@@ -117,9 +138,12 @@ class Chaos(Act):
         if not victims:
             return False
         name, pid = self._choose.choice(sorted(victims))
-        if not _send(pid, strike.number):
+        if strike.with_memory and not (status and status["checkpoints"]):
             return False
-        self.story.append(f"{strike.number.name} to {name}")
+        if not (self._lose(name, pid) if strike.with_memory else _send(pid, strike.number)):
+            return False
+        with_memory = " and its memory" * strike.with_memory
+        self.story.append(f"{strike.number.name} to {name}{with_memory}")
         if strike.number is signal.SIGSTOP:
             self._stopped.append((time.monotonic() + strike.stopped_s, pid))
         else:
@@ -128,6 +152,14 @@ class Chaos(Act):
             self.struck = (self.struck or 0) + 1
         if strike.role is Role.WORKER:
             self.kills += 1
+        return True
+
+    def _lose(self, name: str, pid: int) -> bool:
+        index = int(name.removeprefix(f"{Role.SERVER}-").partition(".")[0])
+        try:
+            lose_servers(self._prepared.job, lambda _: [pid], index)
+        except ProcessLookupError:
+            return False
         return True
 
     def _victims(self, role: Role, status: Mapping[str, Any] | None) -> list[tuple[str, int]]:

@@ -7,6 +7,7 @@ of each other one why it is not drawn. A test holds both against what `train --h
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Mapping
@@ -169,6 +170,14 @@ def draw(seed: int, strategy: Strategy) -> Draft:
         draft.in_file = tuple(name for name in movable if choose.random() < 0.6)
     _then(draft)
     draft.spelling = {name: "-_"[choose.random() < 0.2] for name in draft.flags}
+    return draft
+
+
+def draw_sync(seed: int) -> Draft:
+    """A job of synchronous steps. The same for the same number."""
+    drafts = (draw(seed * 1000 + more, Strategy.PS) for more in itertools.count())
+    draft = next(one for one in drafts if "sync" in one.flags)
+    draft.seed = seed
     return draft
 
 

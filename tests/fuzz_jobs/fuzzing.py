@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.fuzz_jobs import chaos
 from tests.fuzz_jobs.chaos import Chaos, Role
 from tests.fuzz_jobs.command import prepared
-from tests.fuzz_jobs.flags import Strategy, draw
+from tests.fuzz_jobs.flags import Strategy, draw, draw_sync
 from tests.fuzz_jobs.running import Act, Kill, Verdict, run_job
 
 Key = tuple[Strategy, int]
@@ -36,6 +36,8 @@ class Plan:
     kill_share: float = 0.0
     chaos: Sequence[Role] = ()
     """Processes of these roles get signals, in every job."""
+    sync: bool = False
+    """Only jobs of synchronous steps."""
     keep: bool = False
     patience: float = 1.0
     """On a busy machine jobs may stand still, and last, so many times as long."""
@@ -119,7 +121,7 @@ def _keys(plan: Plan) -> Iterator[Key]:
 def _one(plan: Plan, key: Key) -> Verdict:
     strategy, seed = key
     folder = Path(tempfile.mkdtemp(prefix=f"fuzz-{strategy}-{seed}-", dir=plan.folder))
-    draft = draw(seed, strategy)
+    draft = draw_sync(seed) if plan.sync else draw(seed, strategy)
     if plan.chaos:
         chaos.prepare(draft)
     job = replace(prepared(draft, folder), patience=plan.patience)
