@@ -98,7 +98,7 @@ void Lane::note_met(size_t server) {
 std::vector<Met> Lane::take_rest() {
   std::vector<Met> rest = take_met();
   for (const auto& link : links_) {
-    if (const int64_t lacks = link->take_lacks(); lacks > 0) rest.push_back({link->address(), lacks});
+    if (const int64_t lacks = link->take_lacks(); lacks > 0) rest.push_back({link->lacks_at(), lacks});
   }
   return rest;
 }

@@ -184,7 +184,13 @@ int64_t Link::complete() const { return std::min(log_.last(), std::max<int64_t>(
 // The server gets this process's present values, which have the pushes of before.
 void Link::begin_anew() {
   log_.clear();
-  lacks_ = std::max(lacks_, complete());
+  lack(complete());
+}
+
+void Link::lack(int64_t last) {
+  if (last <= lacks_) return;
+  lacks_ = last;
+  lacks_at_ = address_;
 }
 
 // The server may have begun again with a checkpoint, or with values that another worker gave it.
@@ -194,7 +200,7 @@ void Link::compare(const wire::HelloReply& reply) {
   if (reply.replays == 0) return begin_anew();
   const PushLog::Frame* next = log_.after(has_);
   const int64_t lacks = next == nullptr ? complete() : next->sequence - 1;
-  if (lacks > has_) lacks_ = std::max(lacks_, lacks);
+  if (lacks > has_) lack(lacks);
 }
 
 void Link::repeat() {

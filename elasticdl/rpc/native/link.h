@@ -73,6 +73,7 @@ class Link {
   // What the servers lack that were here since the last call: see Met. A server that took on the memory of one that was never met
   // lacks the same.
   int64_t take_lacks() { return std::exchange(lacks_, 0); }
+  const std::string& lacks_at() const { return lacks_at_; }
   PushLog& log() { return log_; }
   const PushLog& log() const { return log_; }
   int fd() const { return socket_.fd(); }
@@ -95,6 +96,7 @@ class Link {
   int64_t complete() const;
   void begin_anew();
   void compare(const wire::HelloReply& reply);
+  void lack(int64_t last);
   void repeat();
   void ask();
   void ask_unless_held();
@@ -126,6 +128,7 @@ class Link {
   int64_t version_ = 0;  // the newest version that this server reported
   PushLog log_;
   int64_t lacks_ = 0;
+  std::string lacks_at_;  // the address of the server that lacks it: this link may have another one, or none, by now
   int64_t has_ = 0;  // the server's last push, while it gets again what it lacks
   double back_off_s_ = 0;
   Time retry_at_{};
