@@ -269,6 +269,25 @@ def test_a_loss_while_the_first_checkpoint_is_written_brings_all_back_when_it_is
     assert (job.total["trained"], job.total["lost"], job.total["left"]) == (64, 0, 0)
 
 
+def test_a_loss_while_the_first_checkpoint_is_tried_again_brings_all_back_too() -> None:
+    job = Steps()
+    job.up()
+    job.steps(job.lease(), 0, 16)
+    job.put(e.CheckpointRequested(0))
+    first = job.of(c.TakeSnapshot)[-1].snapshot
+    job.put(e.SnapshotCut(0, first, 2, {}))
+    job.lose(ps(1), restored=None)
+    job.put(e.SnapshotFailed(0, first, "the disk is full"))
+    job.tick(30)
+    second = job.of(c.TakeSnapshot)[-1].snapshot
+    assert second != first
+    job.put(e.SnapshotCut(0, second, 2, {}))
+    job.lose(ps(0), restored=None)
+    job.put(e.SnapshotSaved(0, second, 2, "version-2", 1))
+    assert present(job.state.roll_back).version == 2
+    assert job.updates.lost == 2, "the cut lacks what was lost before it"
+
+
 @pytest.mark.parametrize("complete", [True, False])
 def test_a_step_that_is_told_late_is_undone_too(complete: bool) -> None:
     """The server was lost before the master had the answers of all."""

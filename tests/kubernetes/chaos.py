@@ -189,7 +189,11 @@ class Striker:
 
     def carry_out(self) -> None:
         """Until all are done, or the job has ended."""
-        self._job.until("training has begun", lambda _: self._job.progress() > 0 or self._over())
+        self._job.until(
+            "training has begun",
+            lambda _: self._job.progress() > 0 or self._over(),
+            limit_s=_JOB_LIMIT_S,
+        )
         for strike in self._strikes:
             time.sleep(strike.after_s)
             end_s = time.monotonic() + _VICTIM_LIMIT_S

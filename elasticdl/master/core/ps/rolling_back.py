@@ -140,7 +140,8 @@ class RollingBack:
 
         It was cut before the loss. It may never be complete: then what was lost counts.
         """
-        if self._first is None and (saving := self._checkpointing.saving) is not None:
+        saving = self._checkpointing.saving
+        if saving is not None and (self._first is None or self._first[0] != saving.id):
             self._first = saving.id, why
 
     def _nothing_since(self, to: Saved) -> bool:
