@@ -61,7 +61,7 @@ def prepare(draft: Draft) -> None:
     draft.then = Then.NOTHING
     draft.pause_s = min(_LONGEST_PAUSE_S, _TRAINS_S / max(1, draft.steps))
     _give(draft, "max_relaunches", 100)
-    if "sync" in draft.flags and not draft.flags.get("checkpoint_steps"):
+    if draft.in_steps and not draft.flags.get("checkpoint_steps"):
         # There is something to return to.
         _give(draft, "checkpoint_steps", max(1, draft.steps // 8))
 
@@ -84,7 +84,7 @@ def strikes(draft: Draft, roles: Iterable[Role]) -> list[Strike]:
         )
         for _ in range(choose.randint(1, _MOST_STRIKES))
     ]
-    if "sync" in draft.flags:
+    if draft.in_steps:
         # Others could lose what a worker that ended has pushed.
         lost = random.Random(f"lost {draft.seed}")
         found = [

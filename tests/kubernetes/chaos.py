@@ -124,7 +124,7 @@ def drafted(seed: int, strategy: Strategy, *, sync: bool = False) -> Draft:
         for one in drafts
         if one.steps >= _LEAST_STEPS
         and not one.most_steps
-        and (not sync or ("sync" in one.flags and one.flags.get("checkpoint_seconds") != 0))
+        and (not sync or (one.in_steps and one.flags.get("checkpoint_seconds") != 0))
     )
     draft.seed, draft.in_file = seed, ()
     prepare_for_chaos(draft)
@@ -235,7 +235,7 @@ class Striker:
         docs/how-to/kubernetes.md says so: there is no checkpoint since one of them was struck. A
         synchronous job needs no push: any checkpoint is one that it can return to.
         """
-        if "sync" in self._draft.flags:
+        if self._draft.in_steps:
             needs = strike.role is Role.SERVER and strike.blow is delete_by_force
             return needs and not self._cuts()
         if strike.role is Role.SERVER and strike.blow is delete_by_force:
