@@ -3,7 +3,8 @@
 The training is real, on this machine. A fixed run has two workers. An elastic one begins with one,
 has three from a fifth of its records on, loses one of them to SIGKILL at half, and has two for the
 last quarter. DeepFM trains on planted clicks and a small ResNet on planted images, each through a
-parameter server and on a ring. `ELASTICDL3_CASES` and `ELASTICDL3_SEEDS` choose some.
+parameter server, in synchronous steps of two parts, and on a ring. `ELASTICDL3_CASES` and
+`ELASTICDL3_SEEDS` choose some.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Case:
 
 DEEPFM = Case("deepfm_ids", "criteo", "npz", 30_000, 2, 256, "auc")
 RESNET = Case(
-    "resnet20", "cifar10", "tfrecord", 3_000, 3, 64, "accuracy", {"blocks": 1, "steps": 141}
+    "resnet20", "cifar10", "tfrecord", 1_500, 2, 64, "accuracy", {"blocks": 1, "steps": 38}
 )
 CASES = {"deepfm": DEEPFM, "resnet": RESNET}
 STRATEGIES = {
@@ -114,6 +115,9 @@ def _metric(
         "num_workers": FEW if change else WORKERS,
         "seed": seed,
     }
+    if STRATEGIES[strategy] is Strategy.PARAMETER_SERVER:
+        # By default an elastic run would keep the steps that one worker chooses.
+        flags |= {"sync": True, "grads_to_wait": WORKERS}
     with running(**flags) as job:
         if change is not None:
             change(job, seed)

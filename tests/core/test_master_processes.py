@@ -439,6 +439,33 @@ def test_scaling_up_starts_and_scaling_down_drains_the_newest(bench: type[Bench]
     assert "scaled down" in entry(job, "worker-1").message
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"num_workers": 1}, "steps stay asynchronous, as one worker began them; stop the job"),
+        ({"num_workers": 2, "sync": True}, "only 2 compute at a time, as many as share a step"),
+    ],
+)
+def test_scaling_up_says_which_steps_the_job_keeps(
+    bench: type[Bench], flags: dict[str, Any], said: str
+) -> None:
+    job = bench(**flags, minibatch_size=64)
+    job.up()
+    job.put(e.ScaleRequested(0, 1, 4))
+    assert job.said(said)
+
+
+@pytest.mark.parametrize("flags", [{"num_workers": 2}, {"num_workers": 4, "sync": True}])
+def test_scaling_within_what_the_job_chose_says_no_more(
+    bench: type[Bench], flags: dict[str, Any]
+) -> None:
+    job = bench(**flags, minibatch_size=64)
+    job.up()
+    job.put(e.ScaleRequested(0, 1, 4))
+    assert not job.said("asynchronous")
+    assert not job.said("at a time")
+
+
 def test_an_impossible_scale_is_refused_in_words(bench: type[Bench]) -> None:
     job = bench(num_workers=2)
     job.up(2)

@@ -10,6 +10,7 @@ from elasticdl.errors import ExitCode
 from elasticdl.flag_values import WorkerRange
 from elasticdl.formatting import amount
 from elasticdl.history.job_event import EventKind, meaning
+from elasticdl.job_choices import Action
 from elasticdl.master.core.commands import KeepScale, StartProcess, StopProcess
 from elasticdl.master.core.coordination import Coordination
 from elasticdl.master.core.evaluation.rounds import Evaluation
@@ -50,10 +51,25 @@ class Scaling:
         details = {"low": low, "high": high}
         self._context.orders.announce(
             "scale",
-            f"workers scaled from {before.low}:{before.high} to {low}:{high} on request",
+            f"workers scaled from {before.low}:{before.high} to {low}:{high} on request"
+            + self._what_steps_stay(high),
             details=details,
         )
         self._context.orders.give(KeepScale(low, high))
+
+    def _what_steps_stay(self, workers: int) -> str:
+        """What the job chose for fewer workers and keeps, in words; '' if it suits as many."""
+        spec = self._context.spec
+        if spec.action is not Action.TRAIN or spec.trains_on_ring:
+            return ""
+        again = "stop the job and resume it with another --num-workers to choose again"
+        if spec.trains_in_steps:
+            at_once = spec.turns_per_step
+            if workers > at_once:
+                return f"; only {at_once} compute at a time, as many as share a step; {again}"
+        elif spec.cluster.num_workers.high == 1 < workers:
+            return f"; steps stay asynchronous, as one worker began them; {again}"
+        return ""
 
     def why_not_scale(self, low: int, high: int) -> str:
         """Why a person cannot change the number of workers to low:high; '' if they can."""
