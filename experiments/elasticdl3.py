@@ -56,7 +56,7 @@ STRATEGIES = {
 }
 NAMES = tuple(f"{case}-{strategy}" for case in CASES for strategy in STRATEGIES)
 SEEDS = (1, 2, 3)
-SMALLER = 4
+SMALLER = 2
 
 
 def run(*, small: bool) -> Figures:
