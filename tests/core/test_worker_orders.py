@@ -79,6 +79,14 @@ def test_a_draining_worker_hears_what_became_of_its_last_gradients() -> None:
     assert shutdown.reason == Draining("stopped")
 
 
+def test_a_worker_that_drains_may_be_fenced() -> None:
+    shutdown, _, _ = follow(Drain("stopped"), Refused("its leases are back"))
+    for thread in threading.enumerate():
+        if thread.name == "orders":
+            thread.join(LIMIT_S)
+    assert shutdown.reason == Draining("stopped")
+
+
 def test_a_refused_stream_ends_the_worker() -> None:
     reason = follow(Refused("replaced"))[0].reason
     assert isinstance(reason, Failed) and isinstance(reason.error, Refused)

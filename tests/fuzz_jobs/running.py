@@ -427,7 +427,8 @@ def _of_receipt(
             f" {list(undone)}, at most {most} more can be"
         )
     updates = receipt["updates"]
-    # Servers keep their memory when they are killed, and a ring has a member left.
+    # Servers that lose their memory bring all back to a checkpoint, which loses no update, others
+    # keep it, and a ring has a member left.
     again = updates["at_least"] or (updates["repeated"] and not undone)
     if updates["lost"] or (run.struck is not None and again):
         yield f"updates are not in the weights: {updates}"
@@ -510,7 +511,9 @@ def _of_replacements(
         for one in events
         if one["details"].get("step") == "ordered" and one["details"].get("replaces")
     ]
-    most = run.struck + returns * prepared.draft.number("num_ps_pods", 1)
+    most = run.struck
+    if returns:
+        most += returns * prepared.draft.number("num_ps_pods", 1)
     if len(replaced) > most:
         yield f"{run.struck} processes got a signal, replaced were {', '.join(replaced)}"
 

@@ -172,6 +172,7 @@ def within_the_limit(
         max_bad_records=2,
         checkpoint_steps=1,
         num_workers=2,
+        sync=False,
     )
     code, output = job.finish()
     assert code == 0, output

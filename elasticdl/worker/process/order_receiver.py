@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import assert_never, final
 
+from elasticdl.errors import Refused
 from elasticdl.rpc.conversation import (
     Drain,
     Finish,
@@ -66,7 +67,9 @@ class OrderReceiver:
                 if isinstance(self._shutdown.reason, Done | Failed):
                     return
         except Exception as error:  # noqa: BLE001 - the top of a thread: it ends the worker visibly
-            self._shutdown.fail(error)
+            # The master fences a worker that has returned its leases.
+            if not (isinstance(error, Refused) and isinstance(self._shutdown.reason, Draining)):
+                self._shutdown.fail(error)
 
     def _follow(self, order: Order) -> None:
         match order:

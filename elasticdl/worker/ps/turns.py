@@ -58,7 +58,7 @@ class Turns:
     def __init__(
         self, source: TurnSource, keeper: LeaseKeeper, shutdown: Shutdown, *, alone: bool = False
     ) -> None:
-        """`alone`: the job has no other worker, so a turn waits for the last push only."""
+        """`alone`: the job was given one worker, so a turn waits for its last push only."""
         self.waits_for = TimeUse.ACKNOWLEDGEMENT if alone else TimeUse.TURN
         self._source = source
         self._keeper = keeper

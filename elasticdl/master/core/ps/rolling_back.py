@@ -110,7 +110,7 @@ class RollingBack:
             self._await_first(why)
 
     def saved(self, snapshot: SnapshotId) -> None:
-        """Return to a complete checkpoint if it is the first, and a server lacks a step since."""
+        """Return to a complete checkpoint if a loss awaited it as the first."""
         if self._first is None or self._first[0] != snapshot or not self._possible():
             return
         if (to := self._checkpointing.newest_known()) is not None:
