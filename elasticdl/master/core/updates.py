@@ -1,9 +1,9 @@
 """Counts the updates of the model: applied, lost with parameter servers, and undone.
 
-An update is a push that every server acknowledged or, with `--sync` and on a ring, a step. A server
-that starts again from a checkpoint lacks its part of the updates since. Workers push again what
-they have kept of them. What they cannot push again is lost, and counts once, however many servers
-lack it.
+An update is a push that every server acknowledged or, in synchronous steps and on a ring, a step. A
+server that starts again from a checkpoint lacks its part of the updates since. Workers push again
+what they have kept of them. What they cannot push again is lost, and counts once, however many
+servers lack it.
 
 A worker numbers its pushes from 1 without gaps, and a push is complete only if every server is
 there. So what a restored server lacks of one worker is one range: it begins after the last push in
