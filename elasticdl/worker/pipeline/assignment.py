@@ -10,7 +10,6 @@ from pathlib import Path
 from elasticdl.cluster.base import ProcessName
 from elasticdl.data import open_custom_reader, open_reader
 from elasticdl.data.base import Reader
-from elasticdl.flag import is_address
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.model.input import Feeder
@@ -18,7 +17,6 @@ from elasticdl.model.module import ModelModule
 from elasticdl.model.usercode import user_code
 from elasticdl.rpc.conversation import Attached
 from elasticdl.shard import Source, Task
-from elasticdl.storage.address import below
 from elasticdl.worker.pipeline.reading import Sources
 from elasticdl.worker.pipeline.user_reader import UserReader
 
@@ -43,10 +41,7 @@ class Assignment:
     @property
     def output(self) -> str:
         """The directory or address of predictions, or of an export."""
-        if output := self.spec.checkpoint.output:
-            return output
-        job_dir = self.spec.cluster.job_dir
-        return below(job_dir, "export") if is_address(job_dir) else str(self.job_dir / "export")
+        return self.spec.checkpoint.output or str(self.job_dir / "export")
 
     def origin(self, task: Task) -> str:
         """The name of a task's data."""
