@@ -21,6 +21,7 @@ from elasticdl.job_name import next_name
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.output_folder import names_in
 from elasticdl.jobdir.scale_override import read_scale_override
+from elasticdl.jobdir.working_directory import directory_of
 from elasticdl.storage.address import below
 
 if TYPE_CHECKING:
@@ -81,23 +82,20 @@ def _submitted(job_json: Mapping[str, Any], directory: JobDirectory, *, resumes:
 
 def _local(action: str, job_json: Mapping[str, Any], path: Path, *, resumes: bool) -> str:
     cluster = job_json.get("cluster") or {}
-    job_dir = str(cluster.get("job_dir") or path)
-    if is_address(job_dir):
-        command = [*_program(), action, "-f", below(job_dir, "job.yaml")]
-        if resumes:
-            return shlex.join([*command, "--resume"])
-        anew = ["--job-dir", next_name(job_dir.rstrip("/")), *_new_output(action, job_json)]
-        return shlex.join([*command, *anew])
-    command = [*_program(), action, "-f", str(JobDirectory(path).yaml)]
+    # job.yaml already names the place, unless somebody moved the directory.
+    said = str(cluster.get("job_dir") or "")
+    here = said.rstrip("/") if is_address(said) else str(path)
+    yaml = below(here, "job.yaml") if is_address(said) else str(JobDirectory(path).yaml)
+    command = [*_program(), action, "-f", yaml]
     if resumes:
-        # job.yaml already names the directory, unless somebody moved it.
-        moved = [] if cluster.get("job_dir") == str(path) else ["--job-dir", str(path)]
+        moved = [] if is_address(said) or said == here else ["--job-dir", here]
         return shlex.join([*command, *moved, "--resume"])
-    name, place = str(cluster.get("job_name") or path.name), path
-    while place.exists() or place == path:
-        name, place = next_name(name), Path(next_name(str(place)))
+    name, place = str(cluster.get("job_name") or Path(here).name), here
+    # Of an address, only what ran there on this machine is known without asking the store.
+    while place == here or directory_of(place).path.exists():
+        name, place = next_name(name), next_name(place)
     return shlex.join(
-        [*command, "--job-name", name, "--job-dir", str(place), *_new_output(action, job_json)]
+        [*command, "--job-name", name, "--job-dir", place, *_new_output(action, job_json)]
     )
 
 

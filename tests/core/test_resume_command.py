@@ -24,6 +24,7 @@ from elasticdl.job_name import next_name
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.resume_command import after_a_stop, resume_command
 from elasticdl.jobdir.scale_override import keep_scale, keep_servers
+from elasticdl.jobdir.working_directory import directory_of
 from elasticdl.master.core.commands import FinishJob
 from elasticdl.master.outcome import with_resume_command
 from elasticdl.yaml_documents import read_yaml
@@ -147,13 +148,18 @@ def test_a_job_that_cannot_resume_begins_afresh_beside_the_first(
     ("action", "then"),
     [
         (Action.TRAIN, "train -f s3://b/jobs/a/job.yaml --resume"),
-        (Action.EVALUATE, "evaluate -f s3://b/jobs/a/job.yaml --job-dir s3://b/jobs/a-2"),
+        (
+            Action.EVALUATE,
+            "evaluate -f s3://b/jobs/a/job.yaml --job-name iris-3 --job-dir s3://b/jobs/a-3",
+        ),
     ],
 )
 def test_a_job_at_an_address_goes_on_by_what_is_there(
-    action: Action, then: str, tmp_path: Path
+    action: Action, then: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job_json = {"action": str(action), "cluster": {"job_dir": "s3://b/jobs/a"}}
+    monkeypatch.setenv("ELASTICDL_CACHE_DIR", str(tmp_path))
+    directory_of("s3://b/jobs/a-2").path.mkdir(parents=True)  # of another job on this machine
+    job_json = {"action": str(action), "cluster": {"job_name": "iris", "job_dir": "s3://b/jobs/a"}}
     assert resume_command(job_json, JobDirectory(tmp_path)).endswith(then)
 
 
