@@ -20,7 +20,7 @@ _CLOSE_S = 20.0
 @final
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds between copies, until the first one, and for which an error is not told."""
+    """Seconds between copies, until the first one, and without one until an error is told."""
 
     every_s: float = EVERY_S
     first_s: float = EVERY_S
@@ -38,7 +38,7 @@ class CopyThread:
         succeeds again after that.
         """
         self._copy, self._changed, self._pace = copy, changed, pace
-        self._failing_since_s: float | None = None
+        self._good_s = time.monotonic()
         self._told = self._is_last = False
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="copies to a store", daemon=True)
@@ -66,19 +66,19 @@ class CopyThread:
                 self._succeeded()
             except (OSError, ElasticDLError) as error:
                 self._failed(str(error))
+            except Exception as error:  # noqa: BLE001 - the top of the thread, which goes on
+                _LOG.exception("cannot copy")
+                self._failed(repr(error))
             if closing:
                 return
 
     def _succeeded(self) -> None:
         if self._told:
             self._changed("")
-        self._failing_since_s, self._told = None, False
+        self._good_s, self._told = time.monotonic(), False
 
     def _failed(self, why: str) -> None:
-        now_s = time.monotonic()
-        if self._failing_since_s is None:
-            self._failing_since_s = now_s
         _LOG.info("cannot copy: %s; trying again every %.0f s", why, self._pace.every_s)
-        if not self._told and now_s - self._failing_since_s >= self._pace.patience_s:
+        if not self._told and time.monotonic() - self._good_s >= self._pace.patience_s:
             self._changed(why)
             self._told = True
