@@ -94,10 +94,14 @@ def _keys_of(file: str) -> dict[str, Any]:
             path_or_address(file)
         except ValueError as error:
             raise SpecError(f"-f: {error}") from error
-        from elasticdl.storage.attempts import STARTING
+        from elasticdl.storage.attempts import STARTING, Absent
         from elasticdl.storage.store import store_of
 
-        content = parse_yaml(store_of(file, STARTING).read(file, STARTING), file)
+        try:
+            data = store_of(file, STARTING).read(file, STARTING)
+        except Absent as error:
+            raise SpecError(f"-f: {error.message}", hint=error.hint) from error
+        content = parse_yaml(data, file)
     else:
         content = read_yaml(Path(file))
     try:

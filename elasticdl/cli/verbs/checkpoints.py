@@ -20,7 +20,7 @@ from elasticdl.cli.views.documents import Format, render
 from elasticdl.errors import Corrupted, SpecError
 from elasticdl.flag import is_address
 from elasticdl.formatting import NOTHING, amount, size
-from elasticdl.jobdir.layout import JobDirectory
+from elasticdl.jobdir.layout import JobDirectory, part_of
 from elasticdl.storage.address import below
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _location(target: str) -> Path | str:
     if is_address(target):
         from elasticdl.checkpoint import copies
 
-        return target if copies.versions(target) else below(target, "checkpoints")
+        return target if copies.versions(target) else _copies_of_job(target)
     path = Path(target)
     if path.is_dir() and not JobDirectory(path).spec.exists() and _has_versions(path):
         return path
@@ -138,6 +138,16 @@ def _location(target: str) -> Path | str:
             f"job {job.name} runs on a cluster, and its checkpoints are on its volume",
             hint="mount the volume on this machine and name the directory of the checkpoints",
         )
+
+
+def _copies_of_job(address: str) -> str:
+    """Return where the job at an address copies its checkpoints to."""
+    from elasticdl.jobdir.small_object import read_object
+    from elasticdl.storage.attempts import STARTING
+
+    job = read_object(below(address, "job.json"), STARTING) or {}
+    given = part_of(job, "checkpoint").get("checkpoint_dir")
+    return str(given or below(address, "checkpoints"))
 
 
 def _has_versions(path: Path) -> bool:
