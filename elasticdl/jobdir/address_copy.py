@@ -8,6 +8,8 @@ master's address with its token, stay here. Checkpoints have copies of their own
 from __future__ import annotations
 
 import os
+import secrets
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +18,9 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, final
 
-from elasticdl.errors import Corrupted
-from elasticdl.jobdir.address_owner import require_ours
+from elasticdl.errors import Corrupted, ElasticDLError, TransientError
+from elasticdl.formatting import amount
+from elasticdl.jobdir.address_owner import AddressLost, require_ours
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.small_object import read_object, write_object
 from elasticdl.jobdir.working_directory import CopyState, WorkingDirectory
@@ -37,19 +40,14 @@ _READS = 3
 class Index(NamedTuple):
     """The files of a copy, with their sizes in bytes when they were looked at.
 
-    `writer` is the id of the working directory that wrote it. `sequence` counts all indexes of the
-    job. `wall_s` is the writer's clock, for people only.
+    `writer` is the id of the working directory that wrote it. `id` is that of this index alone.
+    `wall_s` is the writer's clock, for people only.
     """
 
     writer: str
-    sequence: int
+    id: str
     wall_s: float
     files: Mapping[str, int]
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """What no other index of the job has."""
-        return self.writer, self.sequence
 
 
 def read_index(address: str, limits: Limits = STARTING) -> Index | None:
@@ -68,7 +66,7 @@ def read_index(address: str, limits: Limits = STARTING) -> Index | None:
         )
     try:
         files = {_safe(name): int(size_bytes) for name, size_bytes in value["files"].items()}
-        return Index(str(value["writer"]), int(value["sequence"]), float(value["wall_s"]), files)
+        return Index(str(value["writer"]), str(value["id"]), float(value["wall_s"]), files)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise Corrupted(f"{place} is damaged: {error!r}") from error
 
@@ -87,7 +85,7 @@ def fetch(address: str, index: Index, folder: Path, wanted: Callable[[str], bool
         except Absent as error:
             # Its owner may have removed the file since, and written another index.
             newer = read_index(address)
-            if not left or newer is None or newer.key == index.key:
+            if not left or newer is None or newer.id == index.id:
                 raise Corrupted(f"{error.message}, but {INDEX} names it") from error
             index = newer
     raise AssertionError("the last try raises")
@@ -117,12 +115,17 @@ class AddressCopy:
         self._working, self._now_s = working, now_s
         self._state = working.state()
         self._copied_s: dict[str, float] = {}
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Copy no further file, and write no index. Those on their way end. Thread-safe."""
+        self._stopped.set()
 
     def copy(self, *, last: bool = False) -> None:
         """Copy what has changed and is due, or with `last` all that has changed.
 
-        The last time it waits longer for the store. Raises AddressLost, UserError, TransientError,
-        Corrupted, OSError of the directory.
+        The last time it waits longer for the store. A file that cannot be copied does not stop the
+        others. Raises AddressLost, UserError, TransientError, Corrupted, OSError of the directory.
         """
         state, there = self._state, dict(_files(self._working.job.path))
         changed = [name for name in there if state.files.get(name) != there[name]]
@@ -132,29 +135,59 @@ class AddressCopy:
         if not (changed or removed) and state.writer == state.id:
             return
         address, limits = self._working.address, RUNNING if last else STARTING
-        require_ours(address, state.owner, limits)
+        self._require_ours(limits)
         copied = {name: facts for name, facts in state.files.items() if name in there}
-        _in_threads(lambda name: self._upload(name, there[name], copied, limits), changed)
-        state = replace(state, writer=state.id, sequence=state.sequence + 1, files=copied)
-        write_object(below(address, INDEX), _index_of(state), limits)
+        problems: dict[str, Exception] = {}
+
+        def upload(name: str) -> None:
+            if self._stopped.is_set():
+                return
+            # Before each file: a machine that was suspended may have lost the address meanwhile.
+            require_ours(address, state.owner, limits)
+            try:
+                if self._upload(name, limits):
+                    # As it was before it was read: later changes are copied the next time.
+                    copied[name] = there[name]
+            except (ElasticDLError, OSError, ValueError) as error:  # ArrowInvalid is a ValueError
+                problems[name] = error
+
+        _in_threads(upload, changed)
+        if self._stopped.is_set():
+            return
+        if copied != state.files or not problems:
+            self._write_index(copied, limits)
+            for name in removed:
+                store_of(address).remove(below(address, name), STARTING)
+        if problems:
+            raise _not_copied(problems)
+
+    def _require_ours(self, limits: Limits) -> None:
+        """Raise AddressLost if another command holds the address, or wrote the newest index."""
+        address, state = self._working.address, self._state
+        require_ours(address, state.owner, limits)
+        if not continues(state, read_index(address, limits)):
+            raise AddressLost(
+                f"nothing more is copied to {address}: its {INDEX} is of another job's command"
+            )
+
+    def _write_index(self, copied: Mapping[str, tuple[int, int]], limits: Limits) -> None:
+        self._require_ours(limits)
+        # A new id each time: this process may be killed before it notes that it wrote one.
+        state = replace(self._state, index=secrets.token_hex(8), files=copied)
+        state = replace(state, writer=state.id)
+        write_object(below(self._working.address, INDEX), _index_of(state), limits)
         self._state = state
         self._working.keep(state)
-        for name in removed:
-            store_of(address).remove(below(address, name), STARTING)
 
-    def _upload(
-        self,
-        name: str,
-        facts: tuple[int, int],
-        copied: dict[str, tuple[int, int]],
-        limits: Limits,
-    ) -> None:
+    def _upload(self, name: str, limits: Limits) -> bool:
+        """Copy one file; return whether it was still there."""
         address, path = self._working.address, self._working.job.path / name
-        # Looked at before it was read: what is written meanwhile is copied the next time.
-        with suppress(FileNotFoundError):
+        try:
             store_of(address, limits).upload(path, below(address, name), limits)
-            copied[name] = facts
-            self._copied_s[name] = self._now_s()
+        except FileNotFoundError:
+            return False
+        self._copied_s[name] = self._now_s()
+        return True
 
     def _is_due(self, name: str, size_bytes: int) -> bool:
         since_s = self._now_s() - self._copied_s.get(name, -1e9)
@@ -168,7 +201,7 @@ def continues(state: CopyState, index: Index | None) -> bool:
     """
     if index is None or index.writer == state.id:
         return True
-    return index.key == (state.writer, state.sequence)
+    return index.id == state.index
 
 
 def facts_of(folder: Path) -> Mapping[str, tuple[int, int]]:
@@ -197,10 +230,16 @@ def _index_of(state: CopyState) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "writer": state.writer,
-        "sequence": state.sequence,
+        "id": state.index,
         "wall_s": round(time.time(), 3),
         "files": {name: size_bytes for name, (size_bytes, _) in sorted(state.files.items())},
     }
+
+
+def _not_copied(problems: Mapping[str, Exception]) -> TransientError:
+    name, error = min(problems.items(), key=lambda item: item[0])
+    more = f", and {amount(len(problems) - 1, 'file')} more" if len(problems) > 1 else ""
+    return TransientError(f"{name}: {error}{more}")
 
 
 def _safe(name: object) -> str:

@@ -1,8 +1,9 @@
 """Which command runs the job at an address: `owner.json` there, with a heartbeat.
 
 A store without conditional writes has no locks. A command that finds the heartbeat of another one
-refuses the address. Of two that begin within the same second, the one that wrote first notices that
-after its first write, or at its next heartbeat. It then copies nothing more.
+refuses the address. Of two that begin at the same time, the one that wrote first notices that after
+its first write, or at its next heartbeat. It then copies nothing more. "The same time" may be
+some seconds: a first write is repeated for up to 15 s.
 """
 
 from __future__ import annotations
@@ -125,15 +126,17 @@ class OwnedAddress:
         directory: str,
         say: Callable[[str], None],
         times: OwnerTimes = TIMES,
+        *,
+        ended: str = "",
     ) -> Self:
-        """Take an address for the working directory with this id, which the caller has locked.
+        """Take an address for the working directory with this id.
 
-        Waits up to `lost_s` for a heartbeat of an owner that has not ended. Raises AddressTaken if
-        there is one, UserError, TransientError, Corrupted.
+        `ended` is the id of a directory that the caller has locked: an owner from there has
+        ended, however it did. Waits up to `lost_s` for a heartbeat of another one that has not said
+        so. Raises AddressTaken if there is one, UserError, TransientError, Corrupted.
         """
         before = read_owner(address, times.limits)
-        # The lock says that an owner from this directory has ended, however it did.
-        if before is not None and not before.ended and before.directory != directory:
+        if before is not None and not before.ended and before.directory != ended:
             say(
                 f"a job on {before.host} may still use {address}: waiting {times.lost_s:g} s for"
                 " its heartbeat"

@@ -12,8 +12,10 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
+import socket
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, final
 
@@ -28,15 +30,17 @@ from elasticdl.storage.address import parse
 class CopyState:
     """What this machine knows of the copy in the store.
 
-    `writer` and `sequence` are those of the index that the directory continues; '' and 0 for none.
-    `files` has size in bytes and modification time in nanoseconds of each copied file, as it was
-    then. `owner` is the id with which a command holds the address.
+    `machine` is the one that the id is for: a shared or cloned cache gets another id elsewhere.
+    `writer` and `index` are the writer and the id of the index that the directory continues; ''
+    for none. `files` has size in bytes and modification time in nanoseconds of each copied file, as
+    it was then. `owner` is the id with which a command holds the address.
     """
 
     id: str
+    machine: str
     owner: str = ""
     writer: str = ""
-    sequence: int = 0
+    index: str = ""
     files: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @classmethod
@@ -44,8 +48,9 @@ class CopyState:
         """Parse a file; None if it is missing or damaged."""
         try:
             files = {str(key): (int(a), int(b)) for key, (a, b) in value["files"].items()}
-            identity, owner, writer = (str(value[key]) for key in ("id", "owner", "writer"))
-            return cls(identity, owner, writer, int(value["sequence"]), files)
+            identity, machine = str(value["id"]), str(value["machine"])
+            owner, writer, index = (str(value[key]) for key in ("owner", "writer", "index"))
+            return cls(identity, machine, owner, writer, index, files)
         except (KeyError, TypeError, ValueError, AttributeError):
             return None
 
@@ -72,13 +77,24 @@ class WorkingDirectory:
         return JobDirectory(self.path / "job")
 
     def state(self) -> CopyState:
-        """Return what `keep` has written, or a new state with a new id."""
-        known = CopyState.from_json(read_json(self.path / "state.json"))
-        return known or CopyState(secrets.token_hex(8))
+        """Return what `keep` has written on this machine; elsewhere, and without it, a new id."""
+        known, here = CopyState.from_json(read_json(self.path / "state.json")), _machine()
+        if known is not None and known.machine == here:
+            return known
+        new = CopyState(secrets.token_hex(8), here)
+        return new if known is None else replace(known, id=new.id, machine=here)
 
     def keep(self, state: CopyState) -> None:
         """Save the state. Raises OSError."""
         write_json(self.path / "state.json", asdict(state))
+
+
+def _machine() -> str:
+    """Return the name of this machine, with an id of this boot: clones boot on their own."""
+    boot = ""
+    with suppress(OSError):  # not Linux
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{socket.gethostname()} {boot}"
 
 
 def directory_of(job_dir: str) -> JobDirectory:

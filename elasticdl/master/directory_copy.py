@@ -37,7 +37,8 @@ class DirectoryCopy:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop; waits at most 20 s for the store."""
+        """Stop before the next file; waits at most 20 s for those on their way."""
+        self._copy.stop()
         self._thread.close(last=False)
 
     def _copy_changed(self) -> None:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from elasticdl.cli.jobs import address_job
 from elasticdl.cli.jobs.address_claim import claimed_place, refuse_if_used
+from elasticdl.cli.jobs.address_job import AddressJob
 from elasticdl.cli.main import run
 from elasticdl.cli.request import Request, settle
 from elasticdl.errors import Corrupted, ExitCode, SpecError, TransientError
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
-from elasticdl.jobdir.address_copy import AddressCopy, read_index
+from elasticdl.jobdir.address_copy import AddressCopy, Index, continues, fetch, read_index
 from elasticdl.jobdir.address_owner import (
     AddressLost,
     AddressTaken,
@@ -32,6 +37,7 @@ from elasticdl.master.core.commands import Announce
 from elasticdl.master.directory_copy import DirectoryCopy
 from elasticdl.storage.attempts import Limits
 from elasticdl.storage.copy_thread import Pace
+from elasticdl.storage.store import Store
 from tests.object_store import ObjectStore, reached, serving
 from tests.waiting import until, until_async
 
@@ -133,7 +139,7 @@ def test_the_index_names_only_what_is_there_while_the_store_goes_away(
         copy.copy()  # waits for the store
         timer.join()
         index = read_index(ADDRESS)
-        assert index is not None and index.sequence == 2 and "late" in index.files
+        assert index is not None and "late" in index.files
         (directory.path / "late").unlink()
         copy.copy()
         assert "late" not in keys(server)
@@ -348,6 +354,207 @@ def test_verbs_read_the_copy_where_the_job_does_not_run(
     assert run(["why", ADDRESS]) == ExitCode.DONE
     assert run(["scale", ADDRESS, "--num-workers", "2"]) == ExitCode.NO_SUCH_JOB
     assert run(["status", "s3://bucket/jobs/none"]) == ExitCode.NO_SUCH_JOB
+
+
+def test_a_resume_that_could_not_fetch_the_newer_files_copies_no_older_ones(
+    on: Callable[[str], WorkingDirectory], server: ObjectStore
+) -> None:
+    first = on("a")
+    with running() as directory:
+        directory.events.write_text("a\n")
+    on("b")
+    with running(resume=True) as directory:
+        directory.events.write_text("a\nb\n")
+    on("a")
+    first.job.events.write_text("stale\n")
+    del server.buckets["bucket"]["jobs/iris/job.yaml"]
+    before = server.get("jobs/iris/index.json")
+    with pytest.raises(Corrupted, match="names it"), running(resume=True):
+        pass
+    assert server.get("jobs/iris/index.json") == before and copied_events(server) == "a\nb\n"
+    owner = read_owner(ADDRESS)
+    assert owner is not None and owner.ended
+
+
+def another_owner(server: ObjectStore) -> None:
+    """Another command takes the address."""
+    owner = json.loads(server.get("jobs/iris/owner.json"))
+    server.put("jobs/iris/owner.json", json.dumps({**owner, "id": "b.1", "host": "b"}).encode())
+
+
+def after_each_upload(patch: pytest.MonkeyPatch, then: Callable[[str], object]) -> list[str]:
+    """Call `then` after the upload of each file; the addresses of the uploaded ones."""
+    upload, sent = Store.upload, list[str]()
+
+    def uploaded(store: Store, file: Path, address: str, limits: Limits) -> None:
+        upload(store, file, address, limits)
+        sent.append(address)
+        then(address)
+
+    patch.setattr(Store, "upload", uploaded)
+    return sent
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_copy_ends_between_two_files_when_the_address_is_lost_or_the_master_ends(
+    stops: bool,
+    server: ObjectStore,
+    on: Callable[[str], WorkingDirectory],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    working = on("a")
+    with suppress(AddressLost), running(times=SILENT) as directory:
+        copy = AddressCopy(working)
+        copy.copy()
+        before = server.get("jobs/iris/index.json")
+        directory.logs.mkdir()
+        for number in range(60):
+            (directory.logs / f"worker-{number}.log").write_text("a line\n")
+        with monkeypatch.context() as patch:
+            sent = after_each_upload(
+                patch, lambda _: copy.stop() if stops else another_owner(server)
+            )
+            with nullcontext() if stops else pytest.raises(AddressLost, match="on b has taken it"):
+                copy.copy()
+        # Eight threads copy at once, and each may have compared the owner before.
+        assert 0 < len(sent) <= 8 and server.get("jobs/iris/index.json") == before
+
+
+def test_a_command_that_overwrote_the_owner_writes_no_index_over_that_of_another(
+    server: ObjectStore, on: Callable[[str], WorkingDirectory]
+) -> None:
+    working, said = on("a"), list[str]()
+    with running(said) as directory:
+        copy = AddressCopy(working)
+        copy.copy()
+        index = json.loads(server.get("jobs/iris/index.json"))
+        of_another = json.dumps({**index, "writer": "b", "id": "other"}).encode()
+        server.put("jobs/iris/index.json", of_another)
+        directory.events.write_text("of the first\n")
+        with pytest.raises(AddressLost, match=r"its index\.json is of another"):
+            copy.copy()
+    assert server.get("jobs/iris/index.json") == of_another
+    # It frees the address, and promises nothing that a resume here would not do.
+    owner = read_owner(ADDRESS)
+    assert owner is not None and owner.ended
+    assert any("Warning" in one for one in said) and not any("--resume" in one for one in said)
+    assert any(str(working.job.path) in one for one in said)
+
+
+def test_a_file_that_cannot_be_copied_is_named_and_holds_no_other_file_up(
+    server: ObjectStore,
+    on: Callable[[str], WorkingDirectory],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    working, said = on("a"), list[str]()
+
+    def refuse(address: str) -> None:
+        if address.endswith("odd.log"):
+            raise ValueError("an odd name")
+
+    with monkeypatch.context() as patch, running(said) as directory:
+        after_each_upload(patch, refuse)
+        directory.logs.mkdir()
+        (directory.logs / "odd.log").write_text("a line\n")
+        directory.events.write_text("a\n")
+        with pytest.raises(TransientError, match=r"logs/odd\.log: an odd name"):
+            AddressCopy(working).copy()
+        index = read_index(ADDRESS)
+        assert index is not None and "events.jsonl" in index.files
+        assert "logs/odd.log" not in index.files
+    assert any("--resume on this machine copies them" in one for one in said)
+
+
+def test_two_copies_are_never_taken_for_the_same_one(
+    server: ObjectStore, on: Callable[[str], WorkingDirectory]
+) -> None:
+    """A command may be killed after it has written the index, and before it notes that."""
+    working = on("a")
+    with running() as directory:
+        AddressCopy(working).copy()
+        before, seen = working.state(), set[str]()
+        for text in ("one\n", "two\n"):
+            working.keep(before)
+            directory.events.write_text(text)
+            AddressCopy(working).copy()
+            index = read_index(ADDRESS)
+            assert index is not None and continues(before, index)
+            seen.add(index.id)
+        assert len(seen) == 2
+
+
+@pytest.mark.parametrize("lacks", ["machine", "lock"])
+def test_a_working_directory_on_another_machine_or_without_a_lock_waits_for_the_heartbeat(
+    lacks: str,
+    server: ObjectStore,
+    on: Callable[[str], WorkingDirectory],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    working, said = on("a"), list[str]()
+    with running() as directory:
+        directory.events.write_text("a\n")
+        owner = json.loads(server.get("jobs/iris/owner.json"))
+    server.put("jobs/iris/owner.json", json.dumps(owner).encode())  # killed
+    identity = working.state().id
+
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    if lacks == "machine":
+        monkeypatch.setattr(socket, "gethostname", lambda: "clone")
+    else:
+        monkeypatch.setattr("elasticdl.cli.jobs.address_claim.fcntl.flock", no_locks)
+    with running(said, resume=True) as directory:
+        assert directory.events.read_text() == "a\n"
+        assert (working.state().id == identity) == (lacks == "lock")
+    assert any("waiting" in one for one in said)
+
+
+def test_the_page_of_a_copy_has_its_logs_though_a_newer_copy_comes_meanwhile(
+    server: ObjectStore,
+    on: Callable[[str], WorkingDirectory],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    working = on("a")
+    with running() as directory:
+        directory.logs.mkdir()
+        directory.master_log.write_text("a line\n")
+        AddressCopy(working).copy()
+        on("b")
+        job = AddressJob(ADDRESS)
+
+        def overtaken(*arguments: Any) -> Index:
+            found = fetch(*arguments)
+            directory.events.write_text("more\n")
+            AddressCopy(working).copy()
+            return found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(address_job, "_AGAIN_S", 0.0)
+            patch.setattr(address_job, "fetch", overtaken)
+            shown = job.snapshot()
+        job.close()
+        on("a")
+    assert "a line" in json.dumps(shown["logs"])
+
+
+def test_checkpoints_are_found_where_the_job_copied_them(
+    server: ObjectStore,
+    on: Callable[[str], WorkingDirectory],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    on("a")
+    with running(checkpoint_dir="s3://bucket/elsewhere"):
+        pass
+    server.put("elsewhere/version-7/manifest.json", b"{}")
+    assert run(["checkpoints", "list", ADDRESS, "-o", "json"]) == ExitCode.DONE
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["path"].startswith("s3://bucket/elsewhere/version-7")
+
+
+def test_a_file_of_flags_that_is_not_there_is_a_wrong_flag(server: ObjectStore) -> None:
+    with pytest.raises(SpecError, match=r"-f: s3://bucket/none\.yaml does not exist"):
+        settle(Request(Action.TRAIN, {}, "s3://bucket/none.yaml"))
 
 
 def test_a_master_copies_at_once_and_tells_once_that_it_cannot_and_that_it_can_again(

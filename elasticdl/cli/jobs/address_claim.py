@@ -18,13 +18,13 @@ from elasticdl.cli.jobs.job_claim import (
     wait_for_killed_run,
 )
 from elasticdl.cli.views.console import tell
-from elasticdl.errors import ElasticDLError, PermanentError, SpecError
+from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, SpecError
 from elasticdl.flag import is_address
 from elasticdl.job import JobSpec
 from elasticdl.job_name import next_name
 from elasticdl.jobdir.address_copy import AddressCopy, Index, continues, facts_of, fetch, read_index
-from elasticdl.jobdir.address_owner import TIMES, OwnedAddress, OwnerTimes
-from elasticdl.jobdir.layout import JobDirectory
+from elasticdl.jobdir.address_owner import TIMES, AddressLost, OwnedAddress, OwnerTimes
+from elasticdl.jobdir.layout import JobDirectory, read_json
 from elasticdl.jobdir.resumable import WHICH_JOB, refuse_resume
 from elasticdl.jobdir.scale_override import as_scaled
 from elasticdl.jobdir.working_directory import WorkingDirectory
@@ -64,18 +64,19 @@ def _at_address(spec: JobSpec, say: Say, times: OwnerTimes) -> Iterator[JobSpec]
     with ExitStack() as stack:
         with _usable(working):
             make_private(working.path)
-            stack.enter_context(_locked(working))
+            is_locked = stack.enter_context(_locked(working))
             wait_for_killed_run(working.job)
             _refuse_if_used(spec, working, times.limits)
             state = working.state()
-            # A new id is known from here on, also if this command is killed.
-            working.keep(state)
-            owned = OwnedAddress.take(working.address, state.id, say, times)
-            stack.callback(_leave, working, owned, say)
+            ended = state.id if is_locked else ""
+            owned = OwnedAddress.take(working.address, state.id, say, times, ended=ended)
+            stack.callback(_release, working, owned, say)
             # Read again: its owner may have written until its end.
             index = _refuse_if_used(spec, working, times.limits)
             working.keep(replace(state, owner=owned.id))
             brought = _brought(spec, working, index, say)
+            # Not before: files that are older than the copy must not replace it.
+            stack.callback(_copy_last, working, say)
         yield brought
 
 
@@ -141,36 +142,60 @@ def _fetch(working: WorkingDirectory, index: Index, say: Say) -> None:
         here.rename(aside)
         say(f"{working.address} has newer files than this machine, whose own are now in {aside}")
     new.rename(here)
-    known = replace(working.state(), writer=index.writer, sequence=index.sequence)
+    known = replace(working.state(), writer=index.writer, index=index.id)
     working.keep(replace(known, files=facts_of(here)))
 
 
-def _leave(working: WorkingDirectory, owned: OwnedAddress, say: Say) -> None:
-    """Copy the last files, and give the address up. Errors do not change how the job ended."""
-    there = working.job.spec.exists()
+def _copy_last(working: WorkingDirectory, say: Say) -> None:
+    """Copy the last files. Errors, and Ctrl-C meanwhile, do not change how the job ended."""
+    if not working.job.spec.exists():
+        return
     try:
-        if there:
-            AddressCopy(working).copy(last=True)
-        owned.release(forget=not there)
-    except (ElasticDLError, OSError) as error:
-        say(f"Warning: the last files of the job are not copied to {working.address}: {error}")
-        say(f"Hint: they are in {working.job.path}; --resume on this machine copies them")
+        AddressCopy(working).copy(last=True)
+    except (ElasticDLError, OSError, KeyboardInterrupt) as error:
+        why = "Ctrl-C" if isinstance(error, KeyboardInterrupt) else str(error)
+        say(f"Warning: the last files of the job are not copied to {working.address}: {why}")
+        resumes = not isinstance(error, AddressLost) and _can_go_on(working.job)
+        more = "; --resume on this machine copies them" if resumes else ""
+        say(f"Hint: they are in {working.job.path}{more}")
+
+
+def _can_go_on(directory: JobDirectory) -> bool:
+    """Whether it is a job that --resume would continue, and that is not done."""
+    with suppress(SpecError):
+        refuse_resume(directory)
+        return read_json(directory.status).get("exit_code") != ExitCode.DONE
+    return False
+
+
+def _release(working: WorkingDirectory, owned: OwnedAddress, say: Say) -> None:
+    """Give the address up. Errors, and Ctrl-C meanwhile, do not change how the job ended."""
+    try:
+        owned.release(forget=not working.job.spec.exists())
+    except (ElasticDLError, KeyboardInterrupt) as error:
+        why = "Ctrl-C" if isinstance(error, KeyboardInterrupt) else str(error)
+        say(f"Warning: {working.address} does not say yet that the job has ended: {why}")
 
 
 @contextmanager
-def _locked(working: WorkingDirectory) -> Iterator[None]:
-    """Lock the folder, so that one command of this machine uses the address at a time."""
+def _locked(working: WorkingDirectory) -> Iterator[bool]:
+    """Lock the folder, so that one command of this machine uses the address at a time.
+
+    Gives whether it is locked. A file system may have no locks: the owner object still separates
+    two commands.
+    """
     lock = os.open(working.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    is_locked = False
     try:
-        # A file system without locks: the owner object still separates two commands.
         with suppress(OSError):
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_locked = True
             except BlockingIOError as error:
                 raise JobNameTaken(
                     f"another command runs the job in {working.address} on this machine",
                     hint=f"look at it with `elasticdl status --job-dir {working.address}`",
                 ) from error
-        yield
+        yield is_locked
     finally:
         os.close(lock)

@@ -74,6 +74,10 @@ class AddressJob:
 
     def report(self) -> Report:
         """See Job."""
+        self._read()
+        return self._report()
+
+    def _report(self) -> Report:
         end = self._end()
         started = began_at(self.directory.events)
         age_s = time.time() - started if started else 0.0
@@ -92,6 +96,10 @@ class AddressJob:
 
     def outcome(self) -> Outcome | None:
         """See Job."""
+        self._read()
+        return self._outcome()
+
+    def _outcome(self) -> Outcome | None:
         end = self._end()
         return None if end is None else end[0]
 
@@ -153,16 +161,17 @@ class AddressJob:
 
     def snapshot(self) -> dict[str, object]:
         """See Job."""
+        self._read()
         self._fetch(lambda name: name.startswith(_LOGS))
-        return snapshot_of(self.directory, self.name, self.report(), self.outcome())
+        # Of this copy: to look for a newer one would remove the logs.
+        return snapshot_of(self.directory, self.name, self._report(), self._outcome())
 
     def close(self) -> None:
         """Remove the temporary files."""
         self._folder.cleanup()
 
     def _end(self) -> tuple[Outcome, JobStatus | None] | None:
-        """Return how the job ended, and its last status; None if it runs."""
-        self._read()
+        """Return how the job ended, and its last status; None if it runs. Reads no newer copy."""
         owner = self._owner
         silent_s = time.time() - owner.wall_s if owner is not None else 0.0
         if owner is not None and not owner.ended and silent_s < 2 * TIMES.lost_s:
@@ -186,7 +195,7 @@ class AddressJob:
         index = read_index(self._address)
         if index is None:
             raise NoSuchJob(f"there is no job in {self._address}")
-        if self._index is None or index.key != self._index.key:
+        if self._index is None or index.id != self._index.id:
             self._index = None  # If this fails, the next look begins again.
             shutil.rmtree(self.directory.path, ignore_errors=True)
             self.directory.path.mkdir(0o700)
@@ -200,7 +209,7 @@ class AddressJob:
 
     def _fetch(self, wanted: Callable[[str], bool]) -> None:
         assert self._index is not None
-        self._index = fetch(self._address, self._index, self.directory.path, wanted)
+        fetch(self._address, self._index, self.directory.path, wanted)
 
     def _log_sizes(self) -> dict[str, int]:
         self._read()

@@ -231,14 +231,19 @@ class CheckpointArchive:
         """Copy a checkpoint to the object store; return why that failed, '' if it did not."""
         address = self._copies
         try:
-            if is_address(self._job_dir):
-                require_ours(self._job_dir, WorkingDirectory.of(self._job_dir).state().owner)
+            self._require_ours()
             copies.upload(directory, manifest, address)
+            self._require_ours()
             copies.prune(address, self._spec.keep_checkpoint_max, manifest.version)
         except (UserError, TransientError, Corrupted, OSError) as error:
             # The checkpoint here is complete, and older ones are gone: it counts.
             return f"cannot copy {directory.name} to {address}: {error}"
         return ""
+
+    def _require_ours(self) -> None:
+        """Raise AddressLost if another command has taken the address of --job-dir."""
+        if is_address(self._job_dir):
+            require_ours(self._job_dir, WorkingDirectory.of(self._job_dir).state().owner)
 
     def keep_scale(self, low: int, high: int) -> None:
         """Save the range of workers that a user scaled the job to, for a resume."""
