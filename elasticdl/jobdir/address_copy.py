@@ -140,7 +140,9 @@ class AddressCopy:
         problems: dict[str, Exception] = {}
 
         def upload(name: str) -> None:
-            if self._stopped.is_set():
+            # After one has waited for the store in vain, the others wait for the next copy.
+            away = any(isinstance(one, TransientError) for one in list(problems.values()))
+            if away or self._stopped.is_set():
                 return
             # Before each file: a machine that was suspended may have lost the address meanwhile.
             require_ours(address, state.owner, limits)

@@ -395,9 +395,9 @@ def after_each_upload(patch: pytest.MonkeyPatch, then: Callable[[str], object]) 
     return sent
 
 
-@pytest.mark.parametrize("stops", [False, True])
-def test_a_copy_ends_between_two_files_when_the_address_is_lost_or_the_master_ends(
-    stops: bool,
+@pytest.mark.parametrize("why", ["the address is lost", "the master ends", "the store is away"])
+def test_a_copy_ends_between_two_files(
+    why: str,
     server: ObjectStore,
     on: Callable[[str], WorkingDirectory],
     monkeypatch: pytest.MonkeyPatch,
@@ -410,11 +410,23 @@ def test_a_copy_ends_between_two_files_when_the_address_is_lost_or_the_master_en
         directory.logs.mkdir()
         for number in range(60):
             (directory.logs / f"worker-{number}.log").write_text("a line\n")
+
+        def happens(_address: str) -> None:
+            if why == "the master ends":
+                copy.stop()
+            elif why == "the store is away":
+                raise TransientError("cannot write, tried for 15 s")
+            else:
+                another_owner(server)
+
+        expected = {
+            "the address is lost": pytest.raises(AddressLost, match="on b has taken it"),
+            "the master ends": nullcontext(),
+            "the store is away": pytest.raises(TransientError, match="cannot write"),
+        }[why]
         with monkeypatch.context() as patch:
-            sent = after_each_upload(
-                patch, lambda _: copy.stop() if stops else another_owner(server)
-            )
-            with nullcontext() if stops else pytest.raises(AddressLost, match="on b has taken it"):
+            sent = after_each_upload(patch, happens)
+            with expected:
                 copy.copy()
         # Eight threads copy at once, and each may have compared the owner before.
         assert 0 < len(sent) <= 8 and server.get("jobs/iris/index.json") == before
