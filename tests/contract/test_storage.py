@@ -19,6 +19,7 @@ from elasticdl.master.tensorboard_scalars import ScalarRuns
 from elasticdl.shard import Lease, Shard, ShardId, Task
 from elasticdl.storage import folders
 from elasticdl.storage.attempts import Absent, Limits, attempt, reason
+from elasticdl.storage.copy_thread import CopyThread, Pace
 from elasticdl.storage.folder_copy import FolderCopy
 from elasticdl.storage.store import store_of
 from elasticdl.worker.tasks.prediction_files import PartName, parts_from, prediction_files
@@ -219,6 +220,21 @@ def test_a_folder_is_copied_while_files_grow_and_once_more_at_the_end(
     run.write_bytes(b"first, second, third")
     late.close()
     assert server.get("late/train/events") == b"first, second, third"
+
+
+def test_a_thread_that_copies_tells_of_any_error_and_goes_on() -> None:
+    tries = iter([ValueError("not foreseen"), None])
+    told: list[str] = []
+
+    def copy() -> None:
+        if (error := next(tries, None)) is not None:
+            raise error
+
+    thread = CopyThread(copy, told.append, Pace(0.01, 0.0))
+    thread.start()
+    until("it is told", lambda: len(told) == 2)
+    thread.close()
+    assert "not foreseen" in told[0] and told[1] == ""
 
 
 def test_curves_in_a_store_are_those_of_the_job(server: ObjectStore, tmp_path: Path) -> None:
