@@ -8,7 +8,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -419,14 +419,14 @@ def test_a_copy_ends_between_two_files(
             else:
                 another_owner(server)
 
-        expected = {
+        expected: dict[str, AbstractContextManager[object]] = {
             "the address is lost": pytest.raises(AddressLost, match="on b has taken it"),
             "the master ends": nullcontext(),
             "the store is away": pytest.raises(TransientError, match="cannot write"),
-        }[why]
+        }
         with monkeypatch.context() as patch:
             sent = after_each_upload(patch, happens)
-            with expected:
+            with expected[why]:
                 copy.copy()
         # Eight threads copy at once, and each may have compared the owner before.
         assert 0 < len(sent) <= 8 and server.get("jobs/iris/index.json") == before
