@@ -453,6 +453,23 @@ def test_a_command_that_overwrote_the_owner_writes_no_index_over_that_of_another
     assert any(str(working.job.path) in one for one in said)
 
 
+def test_ctrl_c_during_the_last_copy_does_not_change_how_the_job_ended(
+    on: Callable[[str], WorkingDirectory], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **_more: object) -> None:
+        raise KeyboardInterrupt
+
+    on("a")
+    said: list[str] = []
+    monkeypatch.setattr(AddressCopy, "copy", interrupted)
+    with running(said) as directory:
+        directory.status.write_text('{"exit_code": 0, "message": "done"}')
+    owner = read_owner(ADDRESS)
+    assert owner is not None and owner.ended
+    assert "not copied to s3://bucket/jobs/iris: Ctrl-C" in said[0]
+    assert said[1] == f"Hint: they are in {directory.path}"  # it is done: nothing to resume
+
+
 def test_a_file_that_cannot_be_copied_is_named_and_holds_no_other_file_up(
     server: ObjectStore,
     on: Callable[[str], WorkingDirectory],
