@@ -384,8 +384,8 @@ def test_a_job_in_synchronous_steps_says_why_it_keeps_its_servers(bench: type[Be
     job.job.state._context.spec = job.job.spec.replace(sync=True)
     job.run(100.0)
     told = [one.text for one in job.job.of(c.Announce) if "keeping" in one.text]
-    assert len(told) == 1 and "keeping 1 parameter server: the job trains with synch" in told[0]
-    assert "1 parameter server: the job trains with synch" in (job.scale.holds_back or "")
+    assert len(told) == 1 and "keeping 1 parameter server: the job trains in synch" in told[0]
+    assert "1 parameter server: the job trains in synch" in (job.scale.holds_back or "")
 
 
 def test_a_person_who_changes_the_servers_ends_the_choice(bench: type[Bench]) -> None:
