@@ -187,7 +187,7 @@ class Link:
                 parameters.move(servers.addresses, servers.first, servers.tokens)
                 revival.moved(servers.addresses)
 
-        generations = Generations(shutdown, outbox.drop)
+        generations = Generations(shutdown, around.clock, outbox.drop)
         states = StateReports(outbox, watch)
         orders = OrderReceiver(
             client.orders,

@@ -14,7 +14,8 @@ import keras
 import numpy as np
 import pytest
 
-from elasticdl.clock import SystemClock
+from elasticdl.clock import ManualClock, SystemClock
+from elasticdl.master.core.ring.generation_publisher import LEAVE_LIMIT_S
 from elasticdl.model.ring_step import RingOutcome
 from elasticdl.rpc.conversation import RingGeneration, RingReport, Wait
 from elasticdl.shard import Barrier as Kind
@@ -80,13 +81,14 @@ class Job:
     `script` is what happens as often as it has nothing left to train on.
     """
 
-    def __init__(self, *, lost_s: float = LOST_S) -> None:
+    def __init__(self) -> None:
+        self.clock = ManualClock()
         self.peer, self.shutdown, self.outbox = Peer(), Shutdown(), Outbox()
         self.outbox.say = self.say  # type: ignore[method-assign]
         self.variables = [
             keras.Variable(np.zeros(shape, np.float32), trainable=False) for shape in SHAPES
         ]
-        self.generations = Generations(self.shutdown)
+        self.generations = Generations(self.shutdown, self.clock)
         self.script: deque[Any] = deque()
         self.when_broken: Callable[[], object] = lambda: None
         """What the master does when it hears of that."""
@@ -94,7 +96,7 @@ class Job:
         self.begun: list[int] = []
         """Where each plan began."""
         clock = SystemClock()
-        gauges, watch = Gauges(clock), HangWatch(clock, hung_s=0.0)
+        gauges, watch = Gauges(clock), HangWatch(self.clock)
         self.watch = watch
         context = WorkerContext(
             LeaseKeeper(NoLeases(), self.outbox, self.shutdown),
@@ -111,7 +113,7 @@ class Job:
             self,  # type: ignore[arg-type]
             self,
         )
-        self.trainer = RingTrainer(ME, "here", parts, context, self.generations, lost_s=lost_s)
+        self.trainer = RingTrainer(ME, "here", parts, context, self.generations)
 
     def form(
         self, generation: int, members: Any = (ME,), holders: Any = (), first_item: Any = 1
@@ -224,13 +226,16 @@ class Waiting(Job):
 
 def test_a_member_whose_step_waits_for_a_lost_one_without_end_is_hung() -> None:
     """As on NCCL, where the end of a peer does not end an operation."""
-    job = Waiting(lost_s=0.0)
+    job = Waiting()
 
     def happens() -> None:
+        job.clock.advance(1000.0)
         job.watch.check()
         job.form(2, (OTHER, ME, "worker-2"), (0, 1))
+        job.clock.advance(1000.0)
         job.watch.check()
         job.form(3, (ME,), (0,))
+        job.clock.advance(LOST_S + 1.0)
         with pytest.raises(Hung, match="part of a step of the ring"):
             job.watch.check()
 
@@ -238,11 +243,13 @@ def test_a_member_whose_step_waits_for_a_lost_one_without_end_is_hung() -> None:
     assert job.trainer.version == 1
 
 
-def test_a_member_whose_peer_was_just_lost_has_time_to_notice() -> None:
+def test_a_member_that_leaves_has_its_time_while_another_still_works_on_the_step() -> None:
     job = Waiting()
 
     def happens() -> None:
+        job.clock.advance(1000.0)
         job.form(2, (ME,), (0,))
+        job.clock.advance(LEAVE_LIMIT_S + 20.0)
         job.watch.check()
 
     job.step(happens)

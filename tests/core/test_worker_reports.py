@@ -214,7 +214,7 @@ def test_of_leases_that_do_not_count_any_more_so_many_are_remembered_as_can_be_u
 
 def test_an_old_generation_of_the_ring_is_counted_whether_it_is_late_or_told_again() -> None:
     outbox = Outbox()
-    generations = Generations(Shutdown(), outbox.drop)
+    generations = Generations(Shutdown(), ManualClock(), outbox.drop)
     for generation in (1, 3, 2, 3):
         generations.put(RingGeneration(generation, ("worker-0",), (), 1))
     assert generations.newest == 3

@@ -174,7 +174,7 @@ def main(name: str, setting: dict[str, Any]) -> None:
     )
     ring = HorovodRing()
     exchange = Exchange(ring, list(model.state().values()))
-    generations = Generations(shutdown)
+    generations = Generations(shutdown, clock)
     virtual = setting["virtual_workers"]
     reading = RingReading(
         Items(setting), sources, watch, shutdown, generations.changed, gauges.times, virtual

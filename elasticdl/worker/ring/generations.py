@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol, final
 
+from elasticdl.clock import Clock
 from elasticdl.dropped import DropCause
 from elasticdl.rpc.conversation import RingDrop, RingGeneration, RingReport, RingSave
 from elasticdl.worker.pipeline.outbox import RingPosition
@@ -34,10 +34,14 @@ class Generations:
     """
 
     def __init__(
-        self, shutdown: Shutdown, drop: Callable[[DropCause], None] = lambda cause: None
+        self,
+        shutdown: Shutdown,
+        clock: Clock,
+        drop: Callable[[DropCause], None] = lambda cause: None,
     ) -> None:
         """`drop` counts ignored orders."""
         self._shutdown = shutdown
+        self._clock = clock
         self._drop = drop
         self.changed = threading.Condition()
         self.copies: Channel[RingSave | RingDrop] = Channel(_MOST_COPY_ORDERS)
@@ -68,7 +72,7 @@ class Generations:
                 return
             former = self._newest.members if self._newest is not None else ()
             left = {*former, *self._without_since_s} - {*generation.members}
-            now_s = time.monotonic()
+            now_s = self._clock.now_s()
             self._without_since_s = {name: self._without_since_s.get(name, now_s) for name in left}
             self._newest = generation
             self.changed.notify_all()
@@ -93,7 +97,7 @@ class Generations:
             since_s = [
                 self._without_since_s[one] for one in members if one in self._without_since_s
             ]
-        return time.monotonic() - min(since_s) if since_s else 0.0
+        return self._clock.now_s() - min(since_s) if since_s else 0.0
 
     def _ended(self) -> bool:
         reason = self._shutdown.reason

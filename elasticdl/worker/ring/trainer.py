@@ -36,10 +36,11 @@ if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
 
 _log = logging.getLogger(__name__)
 
-LOST_S = 30.0
+LOST_S = 90.0
 """How long a member waits in a step for one that the master's ring no longer has.
 
-Gloo ends the step sooner. NCCL may never end it: the worker then counts as hung.
+A draining member may still work on the step. The master kills it after 60 s, and Gloo then ends the
+step. NCCL may never end it: the worker then counts as hung.
 """
 LEAVE_S = 2.5
 """How long a draining worker waits for a generation of the others without itself."""
@@ -58,11 +59,8 @@ class RingTrainer:
         parts: RingDeps,
         context: WorkerContext,
         generations: Generations,
-        *,
-        lost_s: float = LOST_S,
     ) -> None:
         """`name` is this worker's name; `host` is the master's, which serves the rendezvous."""
-        self._lost_s = lost_s
         self._members: Sequence[str] = ()
         """Of the ring in which this member is."""
         self._name = name
@@ -342,9 +340,7 @@ class RingTrainer:
 
     def _waits(self) -> bool:
         """This member's part is done, and the others may still do theirs. From any thread."""
-        return (
-            self._parts.step.waits() and self._generations.lost_for_s(self._members) <= self._lost_s
-        )
+        return self._parts.step.waits() and self._generations.lost_for_s(self._members) <= LOST_S
 
     def _computed(self, part: BatchPart, wish: bool) -> RingOutcome:
         """Run a step. Raises NonFinite for NaN or infinity, which a repetition would give again."""

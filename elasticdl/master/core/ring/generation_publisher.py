@@ -21,7 +21,8 @@ from elasticdl.master.core.processes.table import Life, Process
 from elasticdl.master.core.ring import next_generation
 from elasticdl.master.core.ring.work import RingWork
 
-_LEAVE_LIMIT_S = 60.0
+LEAVE_LIMIT_S = 60.0
+"""How long a draining member may take to leave before it is killed."""
 _DOUBT_S = 3.0
 _MOST_CHARS = 160
 _WORKING = (Phase.WORKING, Phase.EVALUATING, Phase.DRAINING, Phase.CHECKPOINTING, Phase.EXPORTING)
@@ -177,7 +178,7 @@ class GenerationPublisher:
         if event.leaving and process.life is Life.READY:
             text = f"{event.worker} is draining: the ring continues without it"
             process.enter(
-                Life.STOPPING, event.at_s, "draining", deadline_s=event.at_s + _LEAVE_LIMIT_S
+                Life.STOPPING, event.at_s, "draining", deadline_s=event.at_s + LEAVE_LIMIT_S
             )
             details = meaning(EventKind.STOPPING, reason="draining")
             self._context.orders.announce("process", text, process=event.worker, details=details)
