@@ -51,13 +51,15 @@ class _Doing:
     """What a thread is doing.
 
     `waits` is None if nobody waits for it; otherwise it tells whether the work is done and itself
-    waits for others. `user_code` is the folder of user code, if that alone can be slow here.
+    waits for others. `in_vain` says for whom, if they will never do their part; otherwise ''.
+    `user_code` is the folder of user code, if that alone can be slow here.
     `stack` is where the thread was last seen, since `stack_s`.
     """
 
     what: str
     since_s: float
     waits: Callable[[], bool] | None = None
+    in_vain: Callable[[], str] = str
     waited: bool = False
     user_code: str = ""
     stack: tuple[tuple[str, int, str], ...] = ()
@@ -123,12 +125,18 @@ class HangWatch:
             yield
 
     @contextmanager
-    def owing(self, what: str, waits: Callable[[], bool] = _never) -> Iterator[None]:
+    def owing(
+        self,
+        what: str,
+        waits: Callable[[], bool] = _never,
+        in_vain: Callable[[], str] = str,
+    ) -> Iterator[None]:
         """Others wait for the block's work; if it does not end, `check` raises Hung.
 
-        `waits()` tells whether the work is done except for the others' part.
+        `waits()` tells whether the work is done except for the others' part. `in_vain()` says in
+        words for whom it waits if they will never do that part, and '' while they may.
         """
-        doing = _Doing(what, self._clock.now_s(), waits)
+        doing = _Doing(what, self._clock.now_s(), waits, in_vain)
         with self._entered(doing):
             yield
         # A duration that includes waiting for others must not raise the limit for the work itself.
@@ -192,13 +200,21 @@ class HangWatch:
                 print(stacks(thread), file=self._output or sys.stderr, flush=True)
             if doing.user_code:
                 self._check_moves(thread, doing, now_s)
-            limit_s = max(self._hung_s, _TIMES_LONGEST * self._longest_s.get(doing.what, 0.0))
-            if doing.waits is not None and not waits and took_s > limit_s:
-                raise Hung(
-                    f"{doing.what} has not finished for {took_s:.0f} s while others wait for it"
-                    f" (limit {limit_s:.0f} s)"
-                )
+            if doing.waits is not None:
+                self._check_ends(doing, waits, took_s)
         return dumped
+
+    def _check_ends(self, doing: _Doing, waits: bool, took_s: float) -> None:
+        limit_s = max(self._hung_s, _TIMES_LONGEST * self._longest_s.get(doing.what, 0.0))
+        if took_s <= limit_s:
+            return
+        if not waits:
+            raise Hung(
+                f"{doing.what} has not finished for {took_s:.0f} s while others wait for it"
+                f" (limit {limit_s:.0f} s)"
+            )
+        if in_vain := doing.in_vain():
+            raise Hung(f"waited {took_s:.0f} s {in_vain} (limit {limit_s:.0f} s)")
 
     def activity(self) -> Activity | None:
         """What some thread has been doing for longest, if for at least `TOLD_S`.
@@ -271,7 +287,9 @@ class HangWatch:
                 except Hung as error:
                     shutdown.fail(error)
                     # The last line of the log is what the master shows.
-                    _log.error("%s: ending this worker so that they can continue", error.message)
+                    _log.error(
+                        "%s: ending this worker so that the others can continue", error.message
+                    )
                     leave()
 
         threading.Thread(target=run, name="watch", daemon=True).start()

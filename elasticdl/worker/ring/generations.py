@@ -91,13 +91,12 @@ class Generations:
                 raise Ended
             return self._newest
 
-    def lost_for_s(self, members: Sequence[str]) -> float:
-        """How long the master has had a ring without one of these members; 0: it has not."""
+    def lost(self, members: Sequence[str], for_s: float) -> list[str]:
+        """Those of these members that the ring has been without for longer than `for_s`."""
+        now_s = self._clock.now_s()
         with self.changed:
-            since_s = [
-                self._without_since_s[one] for one in members if one in self._without_since_s
-            ]
-        return self._clock.now_s() - min(since_s) if since_s else 0.0
+            since_s = self._without_since_s
+            return [one for one in members if now_s - since_s.get(one, now_s) > for_s]
 
     def _ended(self) -> bool:
         reason = self._shutdown.reason

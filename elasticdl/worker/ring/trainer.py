@@ -329,7 +329,7 @@ class RingTrainer:
                 self._parts.listener.before_step(part.item)
                 self._parts.listener.rate(self.version, part.item.rate_scale)
             try:
-                with self._context.watch.owing(STEP, self._waits):
+                with self._context.watch.owing(STEP, self._parts.step.waits, self._in_vain):
                     return self._computed(part, wish)
             except RingBroken as error:  # not the end of this worker
                 # Raised outside of `failing_for`: a broken ring is not an error of the user's
@@ -338,9 +338,10 @@ class RingTrainer:
         assert broken is not None
         raise broken
 
-    def _waits(self) -> bool:
-        """This member's part is done, and the others may still do theirs. From any thread."""
-        return self._parts.step.waits() and self._generations.lost_for_s(self._members) <= LOST_S
+    def _in_vain(self) -> str:
+        """See `HangWatch.owing`. From any thread."""
+        lost = self._generations.lost(self._members, LOST_S)
+        return f"in a step for {', '.join(lost)}, which the ring no longer has" if lost else ""
 
     def _computed(self, part: BatchPart, wish: bool) -> RingOutcome:
         """Run a step. Raises NonFinite for NaN or infinity, which a repetition would give again."""
