@@ -34,27 +34,45 @@ FENCE = re.compile(
 )
 RUN = {"bash": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}
 FORKS = r"""
-import json, os, sys
-from elasticdl.model.tensorflow_import import load_tensorflow
-load_tensorflow()
+import gc, json, os, signal, sys, time
+from contextlib import suppress
+import keras, tensorflow
+gc.freeze()  # programs then end sooner
+signal.signal(signal.SIGTERM, lambda *_: sys.exit())
 for line in sys.stdin:
-    text, folder, told = json.loads(line)
+    text, folder, told, limit_s = json.loads(line)
+    end_s = time.monotonic() + limit_s
     child = os.fork()
     if child == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.setpgid(0, 0)
         os.chdir(folder)
         for standard in (1, 2):
             os.dup2(os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), standard)
         exec(compile(text, "<string>", "exec"), {"__name__": "__main__"})
         sys.exit()
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os.setpgid(child, child)
+    try:
+        ended, status = 0, 0
+        while not ended and time.monotonic() < end_s:
+            time.sleep(0.01)
+            ended, status = os.waitpid(child, os.WNOHANG)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+    if not ended:
+        _, status = os.waitpid(child, 0)
     with open(told, "a") as file:
-        print("\nended with", code, file=file)
+        print("\nended with", os.waitstatus_to_exitcode(status), file=file)
 """
 """Runs programs as `python -c` does, each in a fork of its own: to import Keras and TensorFlow
-takes more time than most of them.
+takes more time than most of them. The package itself is not imported before. A program and its
+children end with their time limit, or with the server.
 """
 PARSED: dict[str, Callable[[str], Any]] = {"json": json.loads, "yaml": yaml.safe_load}
 LIMIT_S = 240
+START_S = 120
+"""For the server, which imports Keras and TensorFlow."""
 
 
 @dataclass(frozen=True)
@@ -105,8 +123,10 @@ ENVIRONMENT = {
     "KUBECONFIG": os.devnull,
     "TF_CPP_MIN_LOG_LEVEL": "2",
 }
-RunPython = Callable[[str, Path], str]
-"""Runs a program in a folder. Returns what it printed, and as the last line how it ended."""
+RunPython = Callable[..., str]
+"""Runs a program in a folder, for at most `limit_s`. Returns what it printed, and as the last line
+how it ended.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -121,14 +141,20 @@ def forks() -> Iterator[RunPython]:
     with subprocess.Popen(command, stdin=subprocess.PIPE, env=ENVIRONMENT, text=True) as server:
         assert server.stdin is not None
 
-        def run(text: str, folder: Path) -> str:
+        def run(text: str, folder: Path, limit_s: float = LIMIT_S) -> str:
             told = folder / "told"
-            print(json.dumps([text, str(folder), str(told)]), file=server.stdin, flush=True)
+            asked = json.dumps([text, str(folder), str(told), limit_s])
+            print(asked, file=server.stdin, flush=True)
 
             def ended() -> bool:
                 return told.exists() and "\nended with " in told.read_text()
 
-            until("the program ends", ended, LIMIT_S, over=lambda: server.poll() is not None)
+            until(
+                "the program ends",
+                ended,
+                START_S + limit_s,
+                over=lambda: server.poll() is not None,
+            )
             printed = told.read_text()
             told.unlink()
             return printed
@@ -136,7 +162,7 @@ def forks() -> Iterator[RunPython]:
         try:
             yield run
         finally:
-            server.kill()
+            server.terminate()
 
 
 def run(page: str, folder: Path, run_python: RunPython) -> None:
@@ -192,11 +218,19 @@ def test_the_blocks_of_a_page_run(page: str, folder: Path, run_python: RunPython
     run(page, folder, run_python)
 
 
-def test_a_program_that_fails_is_told_with_its_error(folder: Path, run_python: RunPython) -> None:
-    assert run_python("print('a')", folder) == "a\n\nended with 0\n"
+def test_a_program_begins_without_the_package_and_is_told_with_its_error(
+    folder: Path, run_python: RunPython
+) -> None:
+    there = "import sys\nprint([one for one in sys.modules if one.startswith('elasticdl')])"
+    assert run_python(there, folder) == "[]\n\nended with 0\n"
     printed = run_python("import sys\nprint('b')\nraise ValueError('c')", folder)
     assert "b\n" in printed and "ValueError: c" in printed
     assert printed.endswith("\nended with 1\n")
+
+
+def test_a_program_that_hangs_is_ended(folder: Path, run_python: RunPython) -> None:
+    text = "import time\ntime.sleep(1000)"
+    assert run_python(text, folder, limit_s=0.5) == "\nended with -9\n"
 
 
 def test_data_in_the_documentation_can_be_parsed() -> None:
