@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import runpy
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,11 +23,10 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
+from bench import paint
 from tests.conftest import Job, write_iris
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
-"""The first is Chromium without its windows. It takes half as much CPU time for these tests."""
 FLAGS = [
     "--disable-background-networking",
     "--disable-component-update",
@@ -58,9 +56,7 @@ expect.set_options(timeout=LIMIT_MS)
 # else's `asyncio.run` works.
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    path = os.environ.get("ELASTICDL_CHROMIUM") or next(
-        filter(None, map(shutil.which, NAMES)), None
-    )
+    path = paint.chromium()
     if path is None:
         assert not os.environ.get("CI"), (
             "in CI the browser tests must run, but there is no Chromium: see scripts/test-programs"
