@@ -33,15 +33,21 @@ class Built(Protocol):
         """Whether it reduces on GPUs with NCCL."""
 
 
-def refuse_shared_gpus(built: Built, workers: WorkerRange, gpus: int) -> None:
+def refuse_shared_gpus(built: Built, workers: WorkerRange, gpus: int, *, of_envs: bool) -> None:
     """Raise UserError if members of a ring on this machine would share one of its GPUs.
 
+    `of_envs`: whether the job's --envs name the GPUs, and not the environment.
     NCCL refuses a second member on a device, and a ring would not form. Gloo reduces on CPUs.
     """
     if 0 < gpus < workers.high and built.nccl_built():
         fits = f"{min(workers.low, gpus)}:{gpus}" if gpus > 1 else "1"
+        more = (
+            "remove CUDA_VISIBLE_DEVICES from --envs"
+            if of_envs
+            else "name more GPUs in CUDA_VISIBLE_DEVICES"
+        )
         raise UserError(
             f"a ring of up to {amount(workers.high, 'worker')} has {amount(gpus, 'GPU')} here, and"
             " NCCL needs one for each",
-            hint=f"set --num-workers {fits}, or name more GPUs in CUDA_VISIBLE_DEVICES",
+            hint=f"set --num-workers {fits}, or {more}",
         )

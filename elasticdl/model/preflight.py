@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, final
 
 from elasticdl.checkpoint import copies, store
-from elasticdl.cluster.local.gpus import member_gpus
+from elasticdl.cluster.local.gpus import VISIBLE, member_gpus
 from elasticdl.data import open_custom_reader, open_reader
 from elasticdl.data.base import Block, Reader
 from elasticdl.data.origins import require
@@ -129,8 +129,10 @@ class JobPreflight:
         """Raise CannotRun without Horovod, UserError if members would share a GPU."""
         built = horovod()
         if not self.spec.on_kubernetes:
-            gpus = member_gpus(self.spec.cluster.envs, os.environ)
-            refuse_shared_gpus(built, self.spec.cluster.num_workers, len(gpus))
+            envs = self.spec.cluster.envs
+            gpus = len(member_gpus(envs, os.environ))
+            workers = self.spec.cluster.num_workers
+            refuse_shared_gpus(built, workers, gpus, of_envs=VISIBLE in envs)
 
     def _refuse_checkpoint_address(self) -> None:
         """Raise UserError if the job cannot begin with a copy, or keep copies."""

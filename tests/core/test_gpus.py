@@ -64,8 +64,8 @@ def test_a_ring_on_nccl_needs_a_gpu_for_each_member(
     low, high = workers
     wanted = WorkerRange(low=low, high=high)
     with pytest.raises(UserError, match=f"up to {high} workers has {gpus} GPU") as refused:
-        refuse_shared_gpus(Horovod(nccl=True), wanted, gpus)
+        refuse_shared_gpus(Horovod(nccl=True), wanted, gpus, of_envs=False)
     assert f"--num-workers {fits}," in refused.value.hint
-    refuse_shared_gpus(Horovod(nccl=False), wanted, gpus)
+    refuse_shared_gpus(Horovod(nccl=False), wanted, gpus, of_envs=False)
     for enough in (0, high):
-        refuse_shared_gpus(Horovod(nccl=True), wanted, enough)
+        refuse_shared_gpus(Horovod(nccl=True), wanted, enough, of_envs=False)

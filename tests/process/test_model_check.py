@@ -140,7 +140,6 @@ def test_a_good_module_tells_what_is_there_at_once_even_if_it_leaves_a_thread_ru
 
 
 def test_a_ring_without_horovod_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    """A refusal is one object, too."""
     broken = tmp_path / "path" / "horovod"
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("raise ImportError('built for another TensorFlow')")
@@ -153,6 +152,41 @@ def test_a_ring_without_horovod_is_refused_before_anything_starts(tmp_path: Path
         "AllreduceStrategy needs Horovod, but its import failed: built for another TensorFlow"
     )
     assert "make horovod" in found["hint"]
+
+
+class Nccl:
+    """A Horovod that was built with NCCL."""
+
+    def nccl_built(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("environment", "envs", "hint"),
+    [
+        ("0,1", "", "set --num-workers 2:2, or name more GPUs in CUDA_VISIBLE_DEVICES"),
+        ("0,1,2", "CUDA_VISIBLE_DEVICES=0", "or remove CUDA_VISIBLE_DEVICES from --envs"),
+        ("0,1,2", "", ""),
+        ("", "", ""),
+    ],
+)
+def test_a_local_ring_whose_members_would_share_a_gpu_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: str, envs: str, hint: str
+) -> None:
+    monkeypatch.setattr("elasticdl.model.preflight.horovod", Nccl)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", environment)
+    flags: dict[str, Any] = {
+        "distribution_strategy": "AllreduceStrategy",
+        "embedding_threshold_bytes": 2 << 20,
+        "num_workers": 3,
+        "envs": envs,
+    }
+    # Without data the check ends early. It looks at GPUs before.
+    found = look(tmp_path, GOOD, rows="", **flags)
+    if hint:
+        assert "NCCL needs one for each" in found["error"] and hint in found["hint"], found
+    else:
+        assert "no records" in found["error"], found
 
 
 def test_prediction_looks_at_prediction_data_only(tmp_path: Path) -> None:
