@@ -63,7 +63,8 @@ class JobPreparation:
             preflight = await self._preflight()
             start = await asyncio.to_thread(self._start, preflight)
             exported = await asyncio.to_thread(last_export, self._spec)
-            await asyncio.to_thread(self._write_flags)
+            if self._spec.on_kubernetes:  # the command writes those of a local job
+                await asyncio.to_thread(self._write_flags)
         except ElasticDLError as error:
             # USER_ERROR is an exit code between processes of a job; users see JOB_FAILED.
             wrong = error.exit_code is ExitCode.USER_ERROR
