@@ -19,7 +19,12 @@ ROOT = Path(__file__).parent.parent
 
 
 def works_inside(openssl: str) -> list[dict[str, Any]]:
-    """The components that are compiled or copied into the wheel; `openssl` is its version."""
+    """The components that are compiled or copied into the wheel; `openssl` is its version.
+
+    Raises SystemExit if it is no version.
+    """
+    if not re.fullmatch(r"\d+\.\d+\.\d+", openssl):
+        raise SystemExit(f"{openssl!r} is no version: are the headers older than OpenSSL 3?")
     nanobind = re.search(
         r"^nanobind==(\S+)", (ROOT / "docker/build.lock").read_text(), re.MULTILINE
     )

@@ -10,7 +10,7 @@ import nanobind
 import pytest
 
 import elasticdl.page
-from scripts.sbom import complete
+from scripts.sbom import complete, works_inside
 
 pytestmark = pytest.mark.core
 ROOT = Path(__file__).parents[2]
@@ -68,6 +68,13 @@ def test_the_sbom_has_each_work_of_the_notices_and_what_the_package_needs() -> N
     *_, root = made["dependencies"]
     assert root["ref"] == "root" and "inside-OpenSSL" in root["dependsOn"]
     assert any("tensorflow" in one for one in root["dependsOn"])
+
+
+@pytest.mark.parametrize("version", ["OPENSSL_VERSION_STR", "", "3.0", "3.0.19 7 Jan 2025"])
+def test_the_sbom_takes_no_text_for_the_version_of_openssl(version: str) -> None:
+    """Headers before OpenSSL 3 lack the macro, so the preprocessor prints its name."""
+    with pytest.raises(SystemExit, match="OpenSSL 3"):
+        works_inside(version)
 
 
 def test_every_file_that_the_patch_changes_is_in_the_statement_of_changes() -> None:
