@@ -12,6 +12,8 @@ from tests.ring.ring_stage import FORKS, LIMIT_S, RingStage, prepare_server
 pytestmark = pytest.mark.process
 
 CONSTANTS = """
+import os
+os.dup2(os.open(errors_at, os.O_WRONLY), 2)
 import tensorflow as tf
 from elasticdl.worker.ring.ring import HorovodRing
 from elasticdl.worker.ring.protocol import RingMembership, RingBroken
@@ -38,14 +40,21 @@ else:
 """
 
 
-def test_what_is_reduced_of_constants_is_reduced_each_time_and_not_once_when_it_is_compiled() -> (
-    None
-):
+def test_what_is_reduced_of_constants_is_reduced_each_time_and_not_once_when_it_is_compiled(
+    tmp_path: Path,
+) -> None:
     prepare_server()
-    process = FORKS.Process(target=exec, args=(CONSTANTS, {"__name__": "constants"}), daemon=True)
+    errors_at = tmp_path / "errors"
+    errors_at.touch()
+    names = {"__name__": "constants", "errors_at": str(errors_at)}
+    process = FORKS.Process(target=exec, args=(CONSTANTS, names), daemon=True)
     process.start()
-    process.join(LIMIT_S)
-    assert process.exitcode == 0
+    try:
+        process.join(LIMIT_S)
+        assert process.exitcode == 0, errors_at.read_text()
+    finally:
+        process.kill()
+        process.join()
 
 
 def test_minibatches_of_one_record_with_several_gradient_vectors_are_the_same_on_two_members(
