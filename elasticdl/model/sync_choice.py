@@ -68,8 +68,8 @@ def sync_choice(
         costs = f"momentum {momentum:g} makes stale gradients costly"
     elif steps < few * min(workers, MOST_SHARING):
         costs = f"a job of {amount(steps, 'step')} has no time to recover from stale gradients"
-    elif steps < few * workers:
-        return _asynchronous(spec, steps, few * workers, obstacle)
+    elif steps < FEW_STEPS * workers:
+        return _asynchronous(spec, steps, obstacle)
     else:
         return SyncChoice(sync=False)
     if obstacle:
@@ -81,8 +81,8 @@ def _synchronous(spec: JobSpec, costs: str) -> SyncChoice:
     workers, size = spec.cluster.num_workers.high, spec.data.minibatch_size
     parts = spec.replace(sync=True).gradients_per_step
     text = (
-        f"synchronous steps, since {costs}: each minibatch of {amount(size, 'record')} is shared in"
-        f" {parts} parts; --no-sync trains asynchronously"
+        f"synchronous steps, since {costs}: workers share each minibatch of"
+        f" {amount(size, 'record')} in {parts} parts; --no-sync is faster, and may train worse"
     )
     if parts < workers:
         text += (
@@ -92,13 +92,13 @@ def _synchronous(spec: JobSpec, costs: str) -> SyncChoice:
     return SyncChoice(True, text, "info" if parts == workers else "warning")
 
 
-def _asynchronous(spec: JobSpec, steps: int, enough: int, obstacle: str) -> SyncChoice:
+def _asynchronous(spec: JobSpec, steps: int, obstacle: str) -> SyncChoice:
     workers = spec.cluster.num_workers.high
     return SyncChoice(
         False,
-        f"{amount(steps, 'step')} are few for {workers} workers: until step"
-        f" {enough:,} or so stale gradients may cost accuracy;"
-        f" {obstacle or '--sync avoids them'}",
+        f"{amount(steps, 'step')} are few for {workers} workers: below"
+        f" {FEW_STEPS * workers:,} stale gradients may cost accuracy;"
+        f" {obstacle or '--sync avoids them, and takes longer'}",
         "warning",
     )
 

@@ -120,10 +120,9 @@ SHARES, WARNS, SILENT = (True, "info"), (False, "warning"), (False, "info")
         ("8", False, 4799, WARNS),
         ("8", False, 4800, SILENT),
         ("2", True, 239, SHARES),
-        ("2", True, 240, SILENT),
-        ("8", True, 480, WARNS),
-        ("8", True, 959, WARNS),
-        ("8", True, 960, SILENT),
+        ("2", True, 240, WARNS),
+        ("2", True, 1199, WARNS),
+        ("2", True, 1200, SILENT),
         ("1", False, 1, SILENT),
     ],
 )

@@ -249,6 +249,22 @@ def test_bases_for_kustomize_have_the_objects_of_the_setup(
     assert list(printed) == [one for base in objects.values() for one in base]
 
 
+def test_bases_replace_those_of_before_and_no_other_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["cluster", "setup", "--kustomize", str(tmp_path)]
+    assert run(command) == run([*command, "--namespace", "b"]) == 0
+    account = tmp_path / "namespace/kustomization.yaml"
+    assert yaml.safe_load(account.read_text())["namespace"] == "b"
+    own = tmp_path / "cluster/kustomization.yaml"
+    own.write_text("resources: [mine.yaml]")
+    account.unlink()
+    assert run(command) == 2
+    assert f"{own} exists" in capsys.readouterr().err
+    assert own.read_text() == "resources: [mine.yaml]"
+    assert not account.exists()
+
+
 @pytest.mark.parametrize(
     ("more", "words"), [([], "cannot write"), (["--dry-run"], "--kustomize writes")]
 )

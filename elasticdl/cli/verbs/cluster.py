@@ -90,11 +90,17 @@ def _documents(objects: Sequence[dict[str, Any]], form: str) -> str:
 
 def _write(folder: Path, namespace: str, guaranteed_pods: int | None, form: Format) -> None:
     """Write the bases, and show the paths of their files. Raises SpecError."""
-    from elasticdl.cluster.kubernetes.kustomize import kustomize_files
+    from elasticdl.cluster.kubernetes.kustomize import FIRST_LINE, kustomize_files
 
     texts = kustomize_files(namespace, guaranteed_pods)
     files = {folder / name: text for name, text in texts.items()}
     try:
+        for path in files:
+            if path.exists() and not path.read_text(encoding="utf-8").startswith(FIRST_LINE):
+                raise SpecError(
+                    f"{path} exists, and this command has not made it",
+                    hint="name another folder, and use the bases from there",
+                )
         for path, text in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")

@@ -12,11 +12,14 @@ from elasticdl.cluster.kubernetes.setup_objects import (
 )
 from elasticdl.yaml_documents import as_yaml
 
+FIRST_LINE = "# Made by `elasticdl cluster setup --kustomize`, which writes it anew.\n"
 _API = "kustomize.config.k8s.io"
 
 
 def kustomize_files(namespace: str, guaranteed_pods: int | None) -> dict[str, str]:
     """Return the text of each file, by its path within the folder of the bases.
+
+    Each begins with FIRST_LINE, which tells it from a file of somebody else.
 
     `cluster` is applied once. `namespace` is the base of each team; '' leaves the namespace to its
     overlay. `quota` is a component: not every team has one. Without `guaranteed_pods` it is left
@@ -35,7 +38,7 @@ def kustomize_files(namespace: str, guaranteed_pods: int | None) -> dict[str, st
             {"apiVersion": f"{_API}/v1alpha1", "kind": "Component", "resources": ["quota.yaml"]}
         )
         files["quota/quota.yaml"] = documents([guaranteed_quota("", guaranteed_pods)])
-    return files
+    return {path: FIRST_LINE + text for path, text in files.items()}
 
 
 def documents(objects: Sequence[Json]) -> str:
