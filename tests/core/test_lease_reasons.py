@@ -323,6 +323,17 @@ def test_a_limit_is_five_minutes_where_a_model_may_have_to_be_compiled(bench: ty
     assert leasing.limits.limit_s(process, compiles=False) == 30.0
 
 
+def test_a_worker_that_only_waits_for_others_in_a_step_has_no_limit(bench: type[Bench]) -> None:
+    job = bench(num_workers=2, sync=True, minibatch_size=16)
+    job.up(2)
+    job.lease(0)
+    job.lease(1)
+    job.put(e.StepDelayed(0, "a step waits for worker-1", (worker(1),)))
+    limits, context = leasing_of(job).limits, job.state._parts.context
+    assert limits.limit_s(present(context.worker(worker(0)))) is None
+    assert limits.limit_s(present(context.worker(worker(1)))) == 300.0
+
+
 def test_nobody_is_told_that_leases_of_a_worker_that_is_gone_are_void(bench: type[Bench]) -> None:
     job = bench()
     job.up()

@@ -504,6 +504,17 @@ def test_a_ledger_that_takes_the_place_of_a_lost_one_uses_no_attempt_again() -> 
     } == {2}
 
 
+def test_shards_that_were_returned_before_a_checkpoint_use_no_attempt_of_a_lost_ledger_again() -> (
+    None
+):
+    lost, again = make(), make()
+    for _ in range(3):
+        lost.give_back(taken(lost, A))
+    again.give_back(taken(again, A))
+    again.replaces(lost, A)
+    assert taken(again, A).piece.attempt == 3
+
+
 def test_what_workers_did_comes_to_what_is_trained_and_undone_after_weights_were_lost() -> None:
     lost, again = make(epochs=3), make(epochs=3)
     lost.done_by[A], lost.undone, lost.partly_pushed = 55, 7, 3

@@ -131,9 +131,10 @@ def test_updates_that_workers_push_again_are_not_lost(bench: type[Bench]) -> Non
 
 def test_updates_that_a_worker_has_not_kept_are_lost_and_shown(bench: type[Bench]) -> None:
     job = restored(bench)
-    job.pushed(0, 120, {job.ps(1, 1): 105})
+    job.pushed(0, 120, {job.ps(0): 0, job.ps(1, 1): 105})
     assert job.updates == UpdateCounts(115, 5, 0, at_least=False)
     assert job.said("ps-1.1 lost 5 updates of worker-0, which has not kept them")
+    assert not job.said("ps-0 and"), "that one lacks nothing"
     assert not job.said("in time"), "nothing is known of that"
     job.lease()
 

@@ -72,6 +72,24 @@ EQUIVALENT = (
         "3 becomes 4",
         "one more decimal in the times of the event log, which are for people",
     ),
+    Equivalent(
+        "master.core.data.revocation:Revocation.tick",
+        "if now_s - self._asked_s.get(worker, 0.0) >= _ASK_AGAIN_S:",
+        "0.0 becomes 1.0",
+        "whoever holds a revoked shard was asked when it was revoked",
+    ),
+    Equivalent(
+        "master.core.image:_Decoder._compared",
+        "if key is not None:",
+        "IsNot becomes Is",
+        "the same is computed again for each instance: only the speed differs",
+    ),
+    Equivalent(
+        "master.journal.recovery:Recovery._begin",
+        "return False",
+        "False becomes True",
+        "no event is read, so the job has not begun and `recovered` is None",
+    ),
 )
 
 
