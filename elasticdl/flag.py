@@ -101,6 +101,16 @@ def only_address(text: str) -> str:
     return text
 
 
+def place_of_job(text: str) -> str:
+    """Return a path, or an address of a folder, as it is. Raises ValueError."""
+    inside = text.partition("://")[2].strip("/")
+    if is_address(text) and (not inside or "//" in inside):
+        raise ValueError(
+            f"{text!r} has an empty part, but an address such as s3://bucket/jobs/name is expected"
+        )
+    return text
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class UsedBy:

@@ -31,6 +31,7 @@ from elasticdl.flag import (
     mark,
     only_address,
     path_or_address,
+    place_of_job,
 )
 from elasticdl.flag_values import (
     MAX_WORKERS,
@@ -345,7 +346,7 @@ class ClusterSection(Section):
     job_name: Annotated[str, Value("NAME")] = Field(
         default="", description="Name of the job; default: model and time."
     )
-    job_dir: Place = Field(
+    job_dir: Annotated[Place, AfterValidator(place_of_job)] = Field(
         default="",
         description=(
             "Directory for the job's files, or for a local job an address such as s3://bucket/key"

@@ -20,7 +20,7 @@ from elasticdl.checkpoint.manifest import Manifest, PartFile, name_when_written,
 from elasticdl.errors import Corrupted, UserError
 from elasticdl.storage import folders
 from elasticdl.storage.address import below
-from elasticdl.storage.attempts import Absent
+from elasticdl.storage.attempts import RUNNING, STARTING, Absent, Limits
 from elasticdl.storage.store import store_of
 
 _NEWEST = "newest.json"
@@ -85,11 +85,10 @@ def _place(address: str, version: int, name: str) -> str:
     return below(below(address, directory_name(version)), name_when_written(name))
 
 
-def versions(address: str) -> list[int]:
+def versions(address: str, limits: Limits = STARTING) -> list[int]:
     """Versions of which there may be a copy, newest first."""
-    numbers = {
-        int(name[1]) for each in folders.names_in(address) if (name := _NAME.fullmatch(each))
-    }
+    names = folders.names_in(address, limits)
+    numbers = {int(name[1]) for each in names if (name := _NAME.fullmatch(each))}
     with suppress(Absent, ValueError, KeyError, TypeError):
         newest = store_of(address).read(below(address, _NEWEST))
         numbers.add(int(json.loads(newest)["version"]))
@@ -101,7 +100,7 @@ def fetch_newer(address: str, checkpoints: Path, than: int) -> tuple[str, ...]:
 
     Returns why newer copies were passed over. Raises UserError, TransientError, OSError.
     """
-    newer = [version for version in versions(address) if version > than]
+    newer = [version for version in versions(address, RUNNING) if version > than]
     return _fetch_first(address, newer, checkpoints)[1]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from elasticdl.storage.address import below
-from elasticdl.storage.attempts import STARTING
+from elasticdl.storage.attempts import STARTING, Limits
 from elasticdl.storage.store import store_of
 
 
@@ -35,9 +35,9 @@ def replace(folder: Path, address: str, last: str) -> None:
             store.remove(entry.address)
 
 
-def names_in(address: str) -> list[str]:
+def names_in(address: str, limits: Limits = STARTING) -> list[str]:
     """The names directly below an address, sorted, without hidden ones; none if it is absent."""
-    entries = store_of(address, STARTING).listed(address, limits=STARTING)
+    entries = store_of(address, limits).listed(address, limits=limits)
     names = (entry.address.rpartition("/")[2] for entry in entries)
     return sorted(name for name in names if name and not name.startswith("."))
 

@@ -35,7 +35,8 @@ from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.working_directory import WorkingDirectory
 from elasticdl.master.core.commands import Announce
 from elasticdl.master.directory_copy import DirectoryCopy
-from elasticdl.storage.attempts import Limits
+from elasticdl.master.executor.checkpoint_archive import CheckpointArchive
+from elasticdl.storage.attempts import STARTING, Limits
 from elasticdl.storage.copy_thread import Pace
 from elasticdl.storage.store import Store
 from tests.object_store import ObjectStore, reached, serving
@@ -283,6 +284,20 @@ def test_an_owner_without_a_heartbeat_loses_the_address_and_copies_nothing_more(
         on("a")
     assert copied_events(server) == "of the second\n"
     assert any("Warning" in one and "has taken it" in one for one in said)
+
+
+def test_a_checkpoint_waits_for_the_store_longer_than_a_person_does(
+    on: Callable[[str], WorkingDirectory], server: ObjectStore
+) -> None:
+    on("a")
+    with running() as directory:
+        archive = CheckpointArchive(job(), directory.checkpoints)
+        server.faults.down = True
+        back_s = STARTING.give_up_s + 1.0
+        timer = threading.Timer(back_s, lambda: setattr(server.faults, "down", False))
+        timer.start()
+        archive._require_ours()
+        timer.join()
 
 
 def test_the_heartbeat_outlives_a_store_that_is_away(server: ObjectStore) -> None:

@@ -874,6 +874,13 @@ def test_the_directory_of_a_job_on_a_cluster_is_a_path() -> None:
         JobSpec.from_flags(Action.TRAIN, flags)
 
 
+@pytest.mark.parametrize("address", ["s3://", "s3:///", "s3://bucket/x//y"])
+def test_an_address_of_a_job_has_no_empty_part(address: str) -> None:
+    flags = {"model_zoo": "zoo", "model_def": "iris", "training_data": "t", "job_dir": address}
+    with pytest.raises(SpecError, match="empty part"):
+        JobSpec.from_flags(Action.TRAIN, flags)
+
+
 def test_a_job_at_an_address_copies_its_checkpoints_there_unless_told_otherwise() -> None:
     flags = {"model_zoo": "zoo", "model_def": "iris", "training_data": "t", "job_dir": ADDRESS}
     assert JobSpec.from_flags(Action.TRAIN, flags).checkpoint_copies == f"{ADDRESS}/checkpoints"

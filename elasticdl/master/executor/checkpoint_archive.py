@@ -31,6 +31,7 @@ from elasticdl.master.core.data.sharding import ShardPlan
 from elasticdl.master.executor.run_before import run_before
 from elasticdl.rpc.ps_control import ServerSaved
 from elasticdl.shard import SnapshotId
+from elasticdl.storage.attempts import RUNNING
 
 _LOG = logging.getLogger(__name__)
 
@@ -243,7 +244,9 @@ class CheckpointArchive:
     def _require_ours(self) -> None:
         """Raise AddressLost if another command has taken the address of --job-dir."""
         if is_address(self._job_dir):
-            require_ours(self._job_dir, WorkingDirectory.of(self._job_dir).state().owner)
+            owner = WorkingDirectory.of(self._job_dir).state().owner
+            # As long as the upload waits: the last checkpoint is copied only once.
+            require_ours(self._job_dir, owner, RUNNING)
 
     def keep_scale(self, low: int, high: int) -> None:
         """Save the range of workers that a user scaled the job to, for a resume."""
