@@ -94,7 +94,7 @@ def test_the_newest_is_found_though_the_listing_lacks_it(
     server: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied(tmp_path, 9, 10)
-    monkeypatch.setattr("elasticdl.storage.folders.names_in", lambda address: ["version-9"])
+    monkeypatch.setattr("elasticdl.storage.folders.names_in", lambda address, limits: ["version-9"])
     assert fetched(tmp_path) == (["version-10"], ())
 
 
