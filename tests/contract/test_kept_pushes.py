@@ -184,8 +184,8 @@ def test_a_push_under_way_waits_until_the_earlier_ones_are_there_again(
 
 
 def lacking(train: Callable[..., Training]) -> tuple[Training, int]:
-    """A job whose second server gets again the newest of 40 pushes but the last one, and no older
-    ones. Returns that number of pushes, too.
+    """A job whose second server gets the newest of 40 pushes again, maybe but the last, and none
+    of the older ones. Returns the number 39, too.
     """
     job = train(kept_bytes=4 * SMALL)
     push(job, 1)
@@ -200,7 +200,8 @@ def lacking(train: Callable[..., Training]) -> tuple[Training, int]:
     with pytest.raises(TransientError):
         job.pool.meet(timeout_s=2.0)
     server.ungate()
-    assert server.gate(LIMIT_S)["worker-0"] == 39
+    # The last one still waits there, and may come in before the next gate.
+    assert server.gate(LIMIT_S)["worker-0"] in (39, 40)
     server.ungate()
     return job, 39
 
