@@ -257,11 +257,12 @@ def test_bases_replace_those_of_before_and_no_other_file(
     account = tmp_path / "namespace/kustomization.yaml"
     assert yaml.safe_load(account.read_text())["namespace"] == "b"
     own = tmp_path / "cluster/kustomization.yaml"
-    own.write_text("resources: [mine.yaml]")
     account.unlink()
-    assert run(command) == 2
-    assert f"{own} exists" in capsys.readouterr().err
-    assert own.read_text() == "resources: [mine.yaml]"
+    for text in (b"resources: [mine.yaml]", b"\xff is no UTF-8"):
+        own.write_bytes(text)
+        assert run(command) == 2
+        assert f"{own} exists" in capsys.readouterr().err
+        assert own.read_bytes() == text
     assert not account.exists()
 
 

@@ -96,7 +96,7 @@ def _write(folder: Path, namespace: str, guaranteed_pods: int | None, form: Form
     files = {folder / name: text for name, text in texts.items()}
     try:
         for path in files:
-            if path.exists() and not path.read_text(encoding="utf-8").startswith(FIRST_LINE):
+            if path.exists() and not path.read_bytes().startswith(FIRST_LINE.encode()):
                 raise SpecError(
                     f"{path} exists, and this command has not made it",
                     hint="name another folder, and use the bases from there",

@@ -28,27 +28,26 @@ def kustomize_files(namespace: str, guaranteed_pods: int | None) -> dict[str, st
     ladder, roles = _by_kind(cluster_objects())
     files = {
         "cluster/kustomization.yaml": _kustomization("ladder.yaml", "roles.yaml"),
-        "cluster/ladder.yaml": documents(ladder),
-        "cluster/roles.yaml": documents(roles),
+        "cluster/ladder.yaml": _documents(ladder),
+        "cluster/roles.yaml": _documents(roles),
         "namespace/kustomization.yaml": _kustomization("account.yaml", namespace=namespace),
-        "namespace/account.yaml": documents(namespace_objects("")),
+        "namespace/account.yaml": _documents(namespace_objects("")),
     }
     if guaranteed_pods is not None:
         files["quota/kustomization.yaml"] = as_yaml(
             {"apiVersion": f"{_API}/v1alpha1", "kind": "Component", "resources": ["quota.yaml"]}
         )
-        files["quota/quota.yaml"] = documents([guaranteed_quota("", guaranteed_pods)])
+        files["quota/quota.yaml"] = _documents([guaranteed_quota("", guaranteed_pods)])
     return {path: FIRST_LINE + text for path, text in files.items()}
-
-
-def documents(objects: Sequence[Json]) -> str:
-    """Return the objects as the documents of one YAML stream."""
-    return "---\n".join(as_yaml(one) for one in objects)
 
 
 def _by_kind(objects: Sequence[Json]) -> tuple[list[Json], list[Json]]:
     classes = [one for one in objects if one["kind"] == "PriorityClass"]
     return classes, [one for one in objects if one["kind"] != "PriorityClass"]
+
+
+def _documents(objects: Sequence[Json]) -> str:
+    return "---\n".join(as_yaml(one) for one in objects)
 
 
 def _kustomization(*resources: str, namespace: str = "") -> str:
