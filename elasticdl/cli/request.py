@@ -26,7 +26,7 @@ from elasticdl.job_name import directory_in_pod, generated_name
 from elasticdl.job_sections import FIELDS, refuse_unknown, refuse_unused
 from elasticdl.jobdir.layout import JOBS, JobDirectory
 from elasticdl.jobdir.resumable import WHICH_JOB
-from elasticdl.jobdir.scale_override import as_scaled
+from elasticdl.jobdir.scale_override import as_user_scaled
 from elasticdl.storage.address import below
 
 _MORE_VARIABLES = re.compile(r",\w+=")
@@ -131,11 +131,7 @@ def _on_this_machine(spec: JobSpec, say: Callable[[str], None]) -> JobSpec:
     # What a job at an address was scaled to is known when its files are here.
     if kept.resume and not is_address(spec.cluster.job_dir):
         directory = JobDirectory(Path(spec.cluster.job_dir))
-        spec, scaled = as_scaled(
-            spec, directory, anew=spec.workers_anew, servers_anew=spec.servers_anew
-        )
-        if scaled:
-            say(scaled)
+        spec = as_user_scaled(spec, directory, say)
     if kept.checkpoint_dir_for_init:
         from elasticdl.checkpoint.strategy import as_trained
 

@@ -6,6 +6,7 @@ They outlive the master, so that a resumed job starts with them.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from elasticdl.formatting import amount
@@ -73,6 +74,16 @@ def as_scaled(
         f"the job was scaled: it continues with {' and '.join(numbers)} instead of its"
         f" {' and '.join(flags)}"
     )
+
+
+def as_user_scaled(spec: JobSpec, directory: JobDirectory, say: Callable[[str], None]) -> JobSpec:
+    """Return the job that a user resumes, as `as_scaled`, and tell them what changed."""
+    spec, scaled = as_scaled(
+        spec, directory, anew=spec.workers_anew, servers_anew=spec.servers_anew
+    )
+    if scaled:
+        say(scaled)
+    return spec
 
 
 def _override(spec: JobSpec, directory: JobDirectory, flag: str) -> str:

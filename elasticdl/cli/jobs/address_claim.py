@@ -26,7 +26,7 @@ from elasticdl.jobdir.address_copy import AddressCopy, Index, continues, facts_o
 from elasticdl.jobdir.address_owner import TIMES, AddressLost, OwnedAddress, OwnerTimes
 from elasticdl.jobdir.layout import JobDirectory, read_json
 from elasticdl.jobdir.resumable import WHICH_JOB, refuse_resume
-from elasticdl.jobdir.scale_override import as_scaled
+from elasticdl.jobdir.scale_override import as_user_scaled
 from elasticdl.jobdir.working_directory import WorkingDirectory
 from elasticdl.private_file import make_private
 from elasticdl.storage.attempts import Limits
@@ -120,12 +120,7 @@ def _brought(spec: JobSpec, working: WorkingDirectory, index: Index | None, say:
         except SpecError as error:
             text = error.message.replace(str(working.job.path), working.address)
             raise SpecError(text, hint=error.hint) from error
-    spec, scaled = as_scaled(
-        spec, working.job, anew=spec.workers_anew, servers_anew=spec.servers_anew
-    )
-    if scaled:
-        say(scaled)
-    return spec
+    return as_user_scaled(spec, working.job, say)
 
 
 def _fetch(working: WorkingDirectory, index: Index, say: Say) -> None:
@@ -153,8 +148,9 @@ def _copy_last(working: WorkingDirectory, say: Say) -> None:
     try:
         AddressCopy(working).copy(last=True)
     except (ElasticDLError, OSError, KeyboardInterrupt) as error:
-        why = "Ctrl-C" if isinstance(error, KeyboardInterrupt) else str(error)
-        say(f"Warning: the last files of the job are not copied to {working.address}: {why}")
+        say(
+            f"Warning: the last files of the job are not copied to {working.address}: {_why(error)}"
+        )
         resumes = not isinstance(error, AddressLost) and _can_go_on(working.job)
         more = "; --resume on this machine copies them" if resumes else ""
         say(f"Hint: they are in {working.job.path}{more}")
@@ -173,8 +169,11 @@ def _release(working: WorkingDirectory, owned: OwnedAddress, say: Say) -> None:
     try:
         owned.release(forget=not working.job.spec.exists())
     except (ElasticDLError, KeyboardInterrupt) as error:
-        why = "Ctrl-C" if isinstance(error, KeyboardInterrupt) else str(error)
-        say(f"Warning: {working.address} does not say yet that the job has ended: {why}")
+        say(f"Warning: {working.address} does not say yet that the job has ended: {_why(error)}")
+
+
+def _why(error: BaseException) -> str:
+    return "Ctrl-C" if isinstance(error, KeyboardInterrupt) else str(error)
 
 
 @contextmanager
