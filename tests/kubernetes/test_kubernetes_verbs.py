@@ -319,7 +319,8 @@ class Ghosts:
         command = self.commands.submission("--job-name", "ghost2", *flags)
         calls = {
             "wait": ("wait", "ghost", "--namespace", self.commands.namespace),
-            "train": command,
+            # Detached, it looks for 5 s, in which a busy node may not have tried the image.
+            "train": tuple(part for part in command if part != "--detach"),
         }
         self._calls = [threading.Thread(target=self._run, args=call) for call in calls.items()]
         for call in self._calls:

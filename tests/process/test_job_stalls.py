@@ -64,7 +64,8 @@ def test_code_that_waits_for_a_lock_is_named_with_its_stack_and_the_job_goes_on(
 ) -> None:
     with (tmp_path / "lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        job = start_locked(stall_seconds=6)
+        # Workers tell of an activity after 5 s, at their next report: long before a stall is due.
+        job = start_locked(stall_seconds=20)
         named = lambda status: any("has been in feed for" in wait for wait in status["waiting"])  # noqa: E731
         status = job.wait_until("the activity is named", named)
         assert status["stall"] is None
