@@ -99,6 +99,22 @@ class RingStatus:
 
 @final
 @dataclass(frozen=True, slots=True)
+class StepsStatus:
+    """How workers train through parameter servers."""
+
+    sync: bool
+    """Whether their steps are synchronous."""
+    reason: str
+    """Why, in a few words, such as `few steps` or `--sync`; '' if that is not known."""
+
+    def __str__(self) -> str:
+        """Such as `synchronous: few steps`."""
+        how = "synchronous" if self.sync else "asynchronous"
+        return f"{how}: {self.reason}" if self.reason else how
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class StallStatus:
     """A stalled job: since when nothing moved, what it waits for, and what was done."""
 
@@ -352,6 +368,8 @@ class JobStatus:
     """None for a job on one machine, and for one that has ended."""
     updates: UpdateCounts | None = None
     """Those of the receipt; None if the job does not train, or if they are unknown."""
+    steps: StepsStatus | None = None
+    """None before the job has begun, on a ring, and if the job does not train."""
 
     @property
     def processes_left_out(self) -> int:

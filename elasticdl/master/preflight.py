@@ -59,6 +59,11 @@ class Preflight:
         sync = (self.raw.get("steps") or {}).get("sync")
         return sync if isinstance(sync, bool) else None
 
+    @property
+    def why_sync(self) -> str:
+        """Why, or why not, in a few words; '' if that is not known."""
+        return str((self.raw.get("steps") or {}).get("reason") or "")
+
 
 class PreflightCancelledError(Exception):
     """The caller cancelled the preflight."""

@@ -18,11 +18,15 @@ from elasticdl.model.optimizers import Optimizer, clips
 
 @dataclass(frozen=True, slots=True)
 class SyncChoice:
-    """Whether a job trains in synchronous steps, and a sentence for people; '' if it is settled."""
+    """Whether a job trains in synchronous steps, and a sentence for people; '' if it is settled.
+
+    `reason` says why in a few words, for a status; '' for a job without such a choice.
+    """
 
     sync: bool
     text: str = ""
     level: str = "info"
+    reason: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """The fields by name."""
@@ -57,39 +61,47 @@ def sync_choice(
     `has_tables`: whether servers hold embeddings by row.
     """
     training, workers = spec.training, spec.cluster.num_workers.high
-    if training.sync is not None or spec.trains_on_ring or spec.action is not Action.TRAIN:
-        return SyncChoice(spec.trains_in_steps)
-    if workers == 1 or training.max_staleness != "auto":
+    if spec.trains_on_ring or spec.action is not Action.TRAIN:
         return SyncChoice(sync=False)
+    if training.sync is not None:
+        return SyncChoice(training.sync, reason="--sync" if training.sync else "--no-sync")
+    if training.max_staleness != "auto":
+        return SyncChoice(False, reason=f"--max-staleness {training.max_staleness}")
+    if workers == 1:
+        return SyncChoice(False, reason="one worker")
     steps = -(-records // spec.data.minibatch_size) * spec.data.num_epochs
     few = FEW_STEPS_OF_ROWS if has_tables else FEW_STEPS
     obstacle = _obstacle(spec, optimizer)
     if momentum := getattr(optimizer, "momentum", 0.0):
-        costs = f"momentum {momentum:g} makes stale gradients costly"
+        costs, reason = f"momentum {momentum:g} makes stale gradients costly", "momentum"
     elif steps < few * min(workers, MOST_SHARING):
         costs = f"a job of {amount(steps, 'step')} has no time to recover from stale gradients"
+        reason = "few steps"
     elif steps < FEW_STEPS * workers:
         return _asynchronous(spec, steps, obstacle)
     else:
-        return SyncChoice(sync=False)
+        return SyncChoice(False, reason=amount(steps, "step"))
     if obstacle:
-        return SyncChoice(False, f"{costs}, but {obstacle}", "warning")
-    return _synchronous(spec, costs)
+        return SyncChoice(False, f"{costs}, but {obstacle}", "warning", _obstacle_in_short(spec))
+    return _synchronous(spec, costs, reason)
 
 
-def _synchronous(spec: JobSpec, costs: str) -> SyncChoice:
+def _synchronous(spec: JobSpec, costs: str, reason: str) -> SyncChoice:
     workers, size = spec.cluster.num_workers.high, spec.data.minibatch_size
-    parts = spec.replace(sync=True).gradients_per_step
+    in_steps = spec.replace(sync=True)
+    parts, part = in_steps.gradients_per_step, in_steps.training_window
+    rounded = "" if parts * part == size else f", {parts * part} records a step"
     text = (
         f"synchronous steps, since {costs}: workers share each minibatch of"
-        f" {amount(size, 'record')} in {parts} parts; --no-sync is faster, and may train worse"
+        f" {amount(size, 'record')} in {parts} parts of {part}{rounded}; --no-sync is faster, and"
+        " may train worse"
     )
     if parts < workers:
         text += (
             f". Only {parts} of {workers} workers compute at a time: raise --minibatch-size to"
             " use more"
         )
-    return SyncChoice(True, text, "info" if parts == workers else "warning")
+    return SyncChoice(True, text, "info" if parts == workers else "warning", reason)
 
 
 def _asynchronous(spec: JobSpec, steps: int, obstacle: str) -> SyncChoice:
@@ -100,13 +112,23 @@ def _asynchronous(spec: JobSpec, steps: int, obstacle: str) -> SyncChoice:
         f" {FEW_STEPS * workers:,} stale gradients may cost accuracy;"
         f" {obstacle or '--sync avoids them, and takes longer'}",
         "warning",
+        _obstacle_in_short(spec) if obstacle else amount(steps, "step"),
     )
+
+
+def _obstacle_in_short(spec: JobSpec) -> str:
+    """The first words of `_obstacle`, of a job that has one."""
+    return "small minibatches" if _is_too_small(spec) else "gradients are clipped"
+
+
+def _is_too_small(spec: JobSpec) -> bool:
+    return spec.data.minibatch_size < 2 * LEAST_PART
 
 
 def _obstacle(spec: JobSpec, optimizer: Optimizer) -> str:
     """Why workers cannot share steps, and what to do about it; '' if they can."""
     size = spec.data.minibatch_size
-    if size < 2 * LEAST_PART:
+    if _is_too_small(spec):
         return (
             f"a minibatch of {amount(size, 'record')} is too small to share: --minibatch-size"
             f" {2 * LEAST_PART} or more lets workers share each step"

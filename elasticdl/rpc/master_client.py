@@ -289,13 +289,10 @@ class MasterClient:
         """Request the end of the job: workers drain, a checkpoint is taken."""
         self._call("Stop", pb.StopRequest(reason=reason), "stop")
 
-    def scale(self, min_workers: int, max_workers: int) -> None:
-        """Change the number of workers."""
-        self._call(
-            "Scale",
-            pb.ScaleRequest(min_workers=min_workers, max_workers=max_workers),
-            "scale",
-        )
+    def scale(self, min_workers: int, max_workers: int) -> str:
+        """Change the number of workers; return what stays as it is, in words, or ''."""
+        request = pb.ScaleRequest(min_workers=min_workers, max_workers=max_workers)
+        return str(self._call("Scale", request, "scale").stays)
 
     def scale_servers(self, number: int) -> None:
         """Change the number of parameter servers."""

@@ -22,6 +22,7 @@ from elasticdl.job_status import (
     ReceiptEpoch,
     ReceiptTotal,
     RecordCounts,
+    StepsStatus,
     TimeSpent,
 )
 from elasticdl.page import assets, render_page, render_report, static
@@ -118,8 +119,13 @@ def test_each_part_says_what_the_snapshot_has(
         curve("metric", "accuracy", at_s=[61.0], records=[1200], values=[0.994]),
         curve("metric", "recall", values=[None, None, None]),
     ]
-    share = ClusterShare(3, 7, 2, 20, 2, 3)
-    found = snapshot(receipt=receipt, records=records, series=series, cluster_share=share)
+    found = snapshot(
+        receipt=receipt,
+        records=records,
+        series=series,
+        cluster_share=ClusterShare(3, 7, 2, 20, 2, 3),
+        steps=StepsStatus(True, "few steps"),
+    )
     found["status"]["shards"] = {"training": {"todo": 0, "leased": 1, "done": 0, "parked": 0}}
     found["logs"] = [{"process": "worker-1", "text": TERMINAL}, {"process": "ps-0", "text": "calm"}]
     window = open_window()
@@ -130,8 +136,10 @@ def test_each_part_says_what_the_snapshot_has(
     assert page.evaluate("() => steady.figures") > 5, "the first paint has the whole head"
     for said in ("running", "training, epoch 1 of 2", "20 % 1,234 of 6,000 records"):
         expect(page.locator("header")).to_contain_text(said)
-    assert window.numbers()["Records repeated"] == "7"
-    assert window.numbers()["Goodput"].startswith("61 %")
+    numbers = window.numbers()
+    assert numbers["Records repeated"] == "7"
+    assert numbers["Goodput"] == "61 % of the workers' time"
+    assert numbers["Steps"] == "synchronous few steps"
     on_nodes = page.locator("#facts > div", has_text="Workers on nodes").locator("dd")
     expect(on_nodes).to_have_text("7 2 guaranteed, weight 3, rung 3")
     expect(page.locator("#recent td")).to_have_text(["0:01", "worker-0 is started"])

@@ -86,6 +86,9 @@ class ScriptedCore:
     def why_not_scale_servers(self) -> str:
         return self.too_late
 
+    def what_steps_stay(self, workers: int) -> str:
+        return f"{workers} are too many"
+
     def place_of(self, server: int) -> tuple[ServerMap, bool]:
         return ServerMap(0, 2), False
 

@@ -196,12 +196,15 @@ def test_nonsense_is_invalid_and_nothing_of_it_counts(stage: Stage) -> None:
 
 def test_what_is_asked_for_too_late_is_refused_with_its_reason(stage: Stage) -> None:
     client = stage.client("cli")
+    assert client.scale(1, 4) == "4 are too many"
+    asked = len(stage.core.of(happened.ScaleRequested))
     stage.core.too_late = "the job has ended"
     with pytest.raises(PermanentError, match=r"workers to 1:2: the job has ended$"):
         client.scale(1, 2)
     with pytest.raises(PermanentError, match=r"^cannot take a checkpoint: the job has ended$"):
         client.checkpoint()
-    assert not stage.core.of(happened.ScaleRequested) + stage.core.of(happened.CheckpointRequested)
+    assert len(stage.core.of(happened.ScaleRequested)) == asked == 1
+    assert not stage.core.of(happened.CheckpointRequested)
 
 
 # leases

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,47 @@ def test_few_steps_are_shared_and_those_beyond_warn_until_there_are_enough(
     "flags", [{"sync": False}, {"max_staleness": 0}, {"distribution_strategy": "AllreduceStrategy"}]
 )
 def test_what_the_user_chose_stays_in_a_job_of_few_steps(flags: dict[str, Any]) -> None:
-    assert chosen(job(**flags), keras.optimizers.Adam(), 64) == SyncChoice(False)
+    choice = chosen(job(**flags), keras.optimizers.Adam(), 64)
+    assert replace(choice, reason="") == SyncChoice(False)
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ({}, "few steps"),
+        ({"num_epochs": 100}, "6,400 steps"),
+        ({"num_epochs": 100, "num_workers": 8, "minibatch_size": 128}, "3,200 steps"),
+        ({"sync": True}, "--sync"),
+        ({"sync": False}, "--no-sync"),
+        ({"num_workers": 1}, "one worker"),
+        ({"max_staleness": 2}, "--max-staleness 2"),
+        ({"minibatch_size": 8}, "small minibatches"),
+        ({"distribution_strategy": "AllreduceStrategy"}, ""),
+    ],
+)
+def test_each_choice_has_its_reason_in_a_few_words(flags: dict[str, Any], reason: str) -> None:
+    spec = job(**{"minibatch_size": 64, "num_epochs": 1, **flags})
+    assert chosen(spec, keras.optimizers.Adam(), 64 * 64).reason == reason
+    assert chosen(job(), keras.optimizers.SGD(**MOMENTUM)).reason == "momentum"
+    assert chosen(job(), keras.optimizers.SGD(clipnorm=1.0, **MOMENTUM)).reason == (
+        "gradients are clipped"
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "workers", "said"),
+    [
+        (32, 2, "of 32 records in 2 parts of 16;"),
+        (32, 3, "of 32 records in 3 parts of 11, 33 records a step;"),
+        (50, 4, "of 50 records in 4 parts of 12, 48 records a step;"),
+    ],
+)
+def test_the_parts_of_a_step_are_counted_in_records(size: int, workers: int, said: str) -> None:
+    spec = job(num_workers=workers, minibatch_size=size)
+    assert said in chosen(spec, keras.optimizers.SGD(**MOMENTUM)).text
+    assert spec.replace(sync=True).training_window * min(workers, 4) == int(
+        said.rpartition(", ")[2].split()[0] if "a step" in said else size
+    )
 
 
 @pytest.mark.parametrize(

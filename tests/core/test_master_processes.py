@@ -452,8 +452,9 @@ def test_scaling_up_says_which_steps_the_job_keeps(
 ) -> None:
     job = bench(**flags, minibatch_size=64)
     job.up()
+    assert job.state.what_steps_stay(4).startswith(said)
     job.put(e.ScaleRequested(0, 1, 4))
-    assert job.said(said)
+    assert job.said(f"on request; {said}")
 
 
 @pytest.mark.parametrize("flags", [{"num_workers": 2}, {"num_workers": 4, "sync": True}])
@@ -462,6 +463,7 @@ def test_scaling_within_what_the_job_chose_says_no_more(
 ) -> None:
     job = bench(**flags, minibatch_size=64)
     job.up()
+    assert not job.state.what_steps_stay(4)
     job.put(e.ScaleRequested(0, 1, 4))
     assert not job.said("asynchronous")
     assert not job.said("at a time")

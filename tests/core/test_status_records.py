@@ -11,7 +11,7 @@ import pytest
 
 from elasticdl.cluster.base import ExitStatus
 from elasticdl.job_choices import Action
-from elasticdl.job_status import NotBegun, ReceiptEpoch, ReceiptTotal
+from elasticdl.job_status import JobStatus, NotBegun, ReceiptEpoch, ReceiptTotal, StepsStatus
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.shard import Applied, Task
@@ -45,6 +45,19 @@ def adds_up(job: Bench) -> None:
         for key in ("expected", "trained", "repeated", "bad", "lost", "left")
     }
     assert shown == asdict(total)
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_status_has_the_choice_of_steps_and_its_reason(bench: type[Bench], sync: bool) -> None:
+    job = bench(num_workers=2)
+    assert job.state.status().steps is None, "it is not made before the preflight has passed"
+    job.start(sync=sync, why_sync="few steps")
+    status = job.state.status()
+    assert status.steps == StepsStatus(sync, "few steps")
+    assert JobStatus.from_json(status.to_json()).steps == status.steps
+    on_ring = bench(distribution_strategy="AllreduceStrategy", num_workers=2)
+    on_ring.start(sync=False)
+    assert on_ring.state.status().steps is None
 
 
 def test_what_a_lost_worker_had_done_is_counted_when_it_is_settled_and_evaluation_never_is(

@@ -409,6 +409,7 @@ def test_ctrl_c_leaves_a_job_running_which_is_listed_and_whose_status_is_that_of
         "WHERE",
         "STATE",
         "PROGRESS",
+        "STEPS",
         "AGE",
         "WHAT",
     ]

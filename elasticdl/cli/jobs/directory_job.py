@@ -160,10 +160,10 @@ class DirectoryJob:
                 hint="only the user who started the job, or root, can end it",
             ) from error
 
-    def scale(self, low: int, high: int) -> None:
+    def scale(self, low: int, high: int) -> str:
         """See Job."""
         with self._master() as master:
-            master.scale(low, high)
+            return master.scale(low, high)
 
     def scale_servers(self, number: int) -> None:
         """See Job."""

@@ -83,6 +83,7 @@ class Report:
         """Return a row of `list`."""
         whole, counts = self.as_dict(), self.status.records
         records = {"trained": counts.trained, "expected": counts.expected}
+        steps = whole["steps"]
         keys = (
             "job",
             "place",
@@ -94,7 +95,7 @@ class Report:
             "exit_code",
             "outcome",
         )
-        return {**{key: whole[key] for key in keys}, "records": records}
+        return {**{key: whole[key] for key in keys}, "records": records, "steps": steps}
 
 
 @final
@@ -152,8 +153,8 @@ class Job(Protocol):
     def end(self, reason: str) -> str:
         """End the job at once, without a last checkpoint; return a message."""
 
-    def scale(self, low: int, high: int) -> None:
-        """Change the range of workers."""
+    def scale(self, low: int, high: int) -> str:
+        """Change the range of workers; return what stays as it is, in words, or ''."""
 
     def scale_servers(self, number: int) -> None:
         """Change the number of parameter servers."""

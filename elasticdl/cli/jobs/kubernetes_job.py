@@ -178,10 +178,10 @@ class KubernetesJob:
         """Delete the Job and all its objects now."""
         self._cluster.run(self._jobs.delete(state or self.job_state()))
 
-    def scale(self, low: int, high: int) -> None:
+    def scale(self, low: int, high: int) -> str:
         """See Job."""
         self._running()
-        self._master.call(lambda master: master.scale(low, high), _CALL_LIMIT_S)
+        return self._master.call(lambda master: master.scale(low, high), _CALL_LIMIT_S)
 
     def scale_servers(self, number: int) -> None:
         """See Job."""

@@ -70,6 +70,13 @@ def _progress(report: Report) -> str:
     return share.percent if share.expected else "-"
 
 
+def _steps(report: Report) -> str:
+    if report.status.ring is not None:
+        return "ring"
+    steps = report.status.steps
+    return "-" if steps is None else "sync" if steps.sync else "async"
+
+
 def _what(report: Report) -> str:
     return (report.outcome or report.status.message).partition("\n")[0]
 
@@ -80,6 +87,7 @@ _COLUMNS: Mapping[str, Callable[[Report], str]] = {
     "WHERE": _where,
     "STATE": lambda report: report.state,
     "PROGRESS": _progress,
+    "STEPS": _steps,
     "AGE": lambda report: progress.age(report.age_s),
     "WHAT": _what,
 }

@@ -24,7 +24,7 @@ def scale(query: JobQuery, num_workers: str | None, num_ps_pods: str | None) -> 
     """Change the number of workers or parameter servers."""
     if num_workers is None and num_ps_pods is None:
         raise click.UsageError("give --num-workers, --num-ps-pods, or both")
-    asked = []
+    asked, stays = [], ""
     workers = typed_range(num_workers) if num_workers is not None else None
     servers = typed_server_number(num_ps_pods) if num_ps_pods is not None else None
     with resolve_job(query) as job:
@@ -34,6 +34,6 @@ def scale(query: JobQuery, num_workers: str | None, num_ps_pods: str | None) -> 
             asked.append(amount(servers, "parameter server"))
         if workers is not None:
             low, high = workers
-            job.scale(low, high)
+            stays = job.scale(low, high)
             asked.append(amount(low, "worker") if low == high else f"{low}:{high} workers")
-    tell(f"asked for {' and '.join(asked)}")
+    tell(f"asked for {' and '.join(asked)}" + (f"; {stays}" if stays else ""))

@@ -98,6 +98,8 @@ def lines(report: Report) -> list[str]:
         shown.append(f"share: {progress.cluster_share(status.cluster_share)}")
     if status.updates is not None and (status.updates.applied or over):
         shown.append(f"updates: {progress.update_words(status.updates).replace('  ', ', ')}")
+    if status.steps is not None:
+        shown.append(f"steps: {one_line(str(status.steps))}")
     if report.hint:
         shown.append(f"hint: {plain(report.hint)}")
     rows = [(p.name, p.state, p.where or "", p.cause or "", _what(p)) for p in status.processes]

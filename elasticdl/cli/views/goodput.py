@@ -9,16 +9,24 @@ from elasticdl.time_use import COMPUTE
 _MOST_CAUSES = 5
 _LEAST_SHARE = 0.01
 """Shorter causes are not listed."""
+_SHORT_S = 120.0
+"""Of all workers, such as two workers for a minute: below this the start and the end are a large
+part of a job, and its shares say nothing about a longer one."""
 
 
 def goodput_line(account: Goodput) -> str:
-    """Return `61.2 % of 14 min of all workers; pull 20.1 %, start 9.0 %`, the longest first."""
+    """Return `61.2 % of 14 min of all workers; pull 20.1 %, start 9.0 %`, the longest first.
+
+    Of a short job it says that start and end count instead.
+    """
+    whole = f"{100 * account.share:.1f} % of {spoken(account.seconds)} of all workers"
+    if account.seconds < _SHORT_S:
+        return f"{whole}, which is too short to judge: start and end count, too"
     rest = [
         f"{kind} {_share(seconds, account)}"
         for kind, seconds in account.by_kind().items()
         if kind != COMPUTE and seconds >= _LEAST_SHARE * account.seconds
     ]
-    whole = f"{100 * account.share:.1f} % of {spoken(account.seconds)} of all workers"
     return "; ".join((whole, ", ".join(rest))) if rest else whole
 
 

@@ -229,6 +229,7 @@ class EventDispatch:
         self.started = event
         if event.sync is not None:
             self._context.spec = self._context.spec.replace(sync=event.sync)
+        self._context.why_sync = event.why_sync
         for reason in event.passed_over:
             self._context.orders.announce(
                 "checkpoint", f"skipping a newer checkpoint: {reason}", level="warning"

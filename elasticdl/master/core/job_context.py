@@ -162,6 +162,8 @@ class JobContext:
     """The export that is open, if any; `Exporting` decides on it."""
     next_export: int = 1
     """The number of the next export's folder below `--output`."""
+    why_sync: str = ""
+    """Why steps are synchronous, or why not, in a few words; '' if that is not known."""
     ended_early: str = ""
     """Why a callback ended training before the last epoch; '' if none did."""
     dropped: Counter[DropCause] = field(default_factory=Counter)

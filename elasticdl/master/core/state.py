@@ -152,6 +152,10 @@ class JobState:
         """Why a person cannot change the number of workers to low:high; '' if they can."""
         return self._parts.scaling.why_not_scale(low, high)
 
+    def what_steps_stay(self, workers: int) -> str:
+        """What the job chose for fewer workers and keeps, in words; '' if it suits as many."""
+        return self._parts.scaling.what_steps_stay(workers)
+
     def why_not_scale_servers(self) -> str:
         """Why the number of parameter servers cannot be changed; '' if it can."""
         return self._parts.resizing.why_not()

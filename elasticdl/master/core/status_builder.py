@@ -24,6 +24,7 @@ from elasticdl.job_status import (
     RoundStatus,
     ScaleStatus,
     ShardCounts,
+    StepsStatus,
 )
 from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
 from elasticdl.master.core.coordination import Coordination
@@ -137,6 +138,7 @@ def status(
         states=_states(context),
         cluster_share=_cluster_share(context),
         updates=account.updates,
+        steps=_steps(context),
     )
 
 
@@ -277,6 +279,13 @@ def _scale(context: JobContext) -> ScaleStatus:
         context.autoscale_reason or None,
         context.autoscale_holds_back or None,
     )
+
+
+def _steps(context: JobContext) -> StepsStatus | None:
+    spec = context.spec
+    if spec.action is not Action.TRAIN or spec.trains_on_ring or context.work is None:
+        return None
+    return StepsStatus(spec.trains_in_steps, context.why_sync)
 
 
 def _cluster_share(context: JobContext) -> ClusterShare | None:

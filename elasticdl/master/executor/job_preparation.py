@@ -85,6 +85,7 @@ class JobPreparation:
                 start.anew,
                 start.restore_from,
                 exported,
+                preflight.why_sync,
             )
         )
         self._begin(preflight, start)

@@ -101,6 +101,9 @@ class RequestChecks(Protocol):
     def why_not_scale(self, low: int, high: int) -> str:
         """Return why the number of workers cannot change to low:high, or ''."""
 
+    def what_steps_stay(self, workers: int) -> str:
+        """Return what does not follow a change to as many workers, or ''."""
+
     def why_not_scale_servers(self) -> str:
         """Return why the number of parameter servers cannot change, or ''."""
 
@@ -334,7 +337,7 @@ class MasterService:
         )
         return pb.Done()
 
-    async def Scale(self, request: pb.ScaleRequest, call: Call) -> pb.Done:
+    async def Scale(self, request: pb.ScaleRequest, call: Call) -> pb.ScaleReply:
         if request.servers:
             return await self._scale_servers(request.servers, call)
         low, high = request.min_workers, request.max_workers
@@ -347,9 +350,9 @@ class MasterService:
             text = f"cannot change the number of workers to {low}:{high}: {why_not}"
             call.abort(grpc.StatusCode.OUT_OF_RANGE, text)
         await self._queue.post(ScaleRequested(self._queue.at_s(), low, high))
-        return pb.Done()
+        return pb.ScaleReply(stays=self._checks.what_steps_stay(high))
 
-    async def _scale_servers(self, number: int, call: Call) -> pb.Done:
+    async def _scale_servers(self, number: int, call: Call) -> pb.ScaleReply:
         if not 1 <= number <= MAX_SERVERS:
             call.abort(
                 grpc.StatusCode.INVALID_ARGUMENT,
@@ -359,7 +362,7 @@ class MasterService:
             text = f"cannot change the number of parameter servers to {number}: {why_not}"
             call.abort(grpc.StatusCode.OUT_OF_RANGE, text)
         await self._queue.post(ScaleServersRequested(self._queue.at_s(), number))
-        return pb.Done()
+        return pb.ScaleReply()
 
     async def Checkpoint(self, request: pb.CheckpointRequest, call: Call) -> pb.Done:
         leaving = _process(call.caller)

@@ -63,16 +63,10 @@ class Actions:
             text = f"cannot change the number of workers to {low}:{high}: {why_not}"
             raise Refusal(409, text)
         await self._view.post(ScaleRequested(self._view.at_s(), low, high))
-        return answer(
-            {
-                "said": (
-                    f"scaling to {amount(low, 'worker')}"
-                    if low == high
-                    else f"scaling to {low}–{high} workers"
-                )
-            },
-            202,
-        )
+        said = f"scaling to {amount(low, 'worker') if low == high else f'{low}–{high} workers'}"
+        if stays := self._view.what_steps_stay(high):
+            said += f"; {stays}"
+        return answer({"said": said}, 202)
 
     async def _scale_servers(self, asked: Mapping[str, Any]) -> web.Response:
         if len(asked) > 1:

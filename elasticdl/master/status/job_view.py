@@ -135,6 +135,10 @@ class JobView:
         """See JobState."""
         return self._core.why_not_scale(low, high)
 
+    def what_steps_stay(self, workers: int) -> str:
+        """See JobState."""
+        return self._core.what_steps_stay(workers)
+
     def why_not_scale_servers(self) -> str:
         """See JobState."""
         return self._core.why_not_scale_servers()

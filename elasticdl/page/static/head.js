@@ -5,6 +5,7 @@ import { amount, clock, count, duration, firstLine, number, percent } from "./fo
 
 const INTERRUPTED = 130;
 const MOST_WAITS = 4;
+const SHORT_S = 120;
 
 export function headFrame() {
   return h(
@@ -50,11 +51,15 @@ function facts(status, over) {
       `of ${count(status.epochs)}`,
     );
   add("Version", count(status.version ?? 0));
+  if (status.steps)
+    add("Steps", status.steps.sync ? "synchronous" : "asynchronous", status.steps.reason);
   addWorkers(add, status.scale ?? {}, over);
   if (status.cluster_share && !over) addClusterShare(add, status.cluster_share);
   addOthers(add, status, over);
   const goodput = status.receipt?.goodput;
-  if (goodput) add("Goodput", percent(goodput.share, 1), "of the workers' time");
+  // The start and the end are a large part of a short job.
+  const whose = goodput?.seconds < SHORT_S ? "a short job's" : "the workers'";
+  if (goodput) add("Goodput", percent(goodput.share, 1), `of ${whose} time`);
   if (status.loss !== null && status.loss !== undefined) add("Training loss", number(status.loss));
   for (const [name, value] of Object.entries(status.metrics ?? {}).slice(0, 3))
     add(`Validation ${name}`, number(value));

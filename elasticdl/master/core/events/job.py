@@ -47,11 +47,11 @@ class JobStarted(Event):
 
     `ledger` (JSON) is the ledger to resume; '' starts a new one. `passed_over` says why newer
     checkpoints than the chosen one were not used. `again`: records that an earlier run is known to
-    have trained beyond that checkpoint. `sync`: whether workers of parameter servers
-    train in synchronous steps; None: as the job says. `anew`: the job was to be resumed, but there
-    was no checkpoint; `ledger` has made no progress and says what is repeated. `restore_from`:
-    the checkpoint's directory, or ''. `exported`: the highest number of an export's folder that
-    `--output` has.
+    have trained beyond that checkpoint. `sync`: whether workers of parameter servers train in
+    synchronous steps; None: as the job says. `why_sync`: why, in a few words. `anew`: the job was
+    to be resumed, but there was no checkpoint; `ledger` has made no progress and says what is
+    repeated. `restore_from`: the checkpoint's directory, or ''. `exported`: the highest number of
+    an export's folder that `--output` has.
     """
 
     training: tuple[Source, ...] = ()
@@ -65,6 +65,7 @@ class JobStarted(Event):
     anew: bool = False
     restore_from: str = ""
     exported: int = 0
+    why_sync: str = ""
 
 
 @dataclass(frozen=True, slots=True)

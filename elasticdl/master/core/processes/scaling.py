@@ -49,15 +49,13 @@ class Scaling:
             return
         self._context.workers = WorkerRange(low=low, high=high)
         details = {"low": low, "high": high}
-        self._context.orders.announce(
-            "scale",
-            f"workers scaled from {before.low}:{before.high} to {low}:{high} on request"
-            + self._what_steps_stay(high),
-            details=details,
-        )
+        text = f"workers scaled from {before.low}:{before.high} to {low}:{high} on request"
+        if stays := self.what_steps_stay(high):
+            text += f"; {stays}"
+        self._context.orders.announce("scale", text, details=details)
         self._context.orders.give(KeepScale(low, high))
 
-    def _what_steps_stay(self, workers: int) -> str:
+    def what_steps_stay(self, workers: int) -> str:
         """What the job chose for fewer workers and keeps, in words; '' if it suits as many."""
         spec = self._context.spec
         if spec.action is not Action.TRAIN or spec.trains_on_ring:
@@ -66,9 +64,9 @@ class Scaling:
         if spec.trains_in_steps:
             at_once = spec.turns_per_step
             if workers > at_once:
-                return f"; only {at_once} compute at a time, as many as share a step; {again}"
+                return f"only {at_once} compute at a time, as many as share a step; {again}"
         elif spec.cluster.num_workers.high == 1 < workers:
-            return f"; steps stay asynchronous, as one worker began them; {again}"
+            return f"steps stay asynchronous, as one worker began them; {again}"
         return ""
 
     def why_not_scale(self, low: int, high: int) -> str:
