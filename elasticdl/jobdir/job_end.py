@@ -98,8 +98,8 @@ def killed_end(
             " this user"
         )
     message = message or (f"job {name} in {directory.path} was killed with all of its processes")
-    known = status_when_killed(directory, message.partition("\n")[0])
     code = ExitCode.JOB_FAILED if exit_code is None else exit_code
+    known = status_when_killed(directory, message.partition("\n")[0], code)
     log = "" if code == ExitCode.INTERRUPTED else f"its log is {directory.master_log}; "
     outcome = Outcome(
         code,

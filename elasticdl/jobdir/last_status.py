@@ -18,13 +18,15 @@ _ENDED = "ended"
 _GONE = "killed with its master"
 
 
-def status_when_killed(directory: JobDirectory, message: str) -> JobStatus | None:
+def status_when_killed(
+    directory: JobDirectory, message: str, exit_code: int = ExitCode.JOB_FAILED
+) -> JobStatus | None:
     """Return the last saved status of a killed job; None if there is none.
 
-    `message` describes the end.
+    `message` describes the end, which has this exit code.
     """
     with suppress(OSError, ValueError):
-        status = cut_short(newest_status(directory), message, ExitCode.JOB_FAILED, _GONE)
+        status = cut_short(newest_status(directory), message, exit_code, _GONE)
         counted = "some seconds before its master was killed"
         receipt = status.receipt and replace(status.receipt, why_left=message, counted=counted)
         return replace(status, receipt=receipt)

@@ -219,9 +219,12 @@ def _cut_short(master: Master) -> FinishJob:
     if master.has_left:
         return FinishJob(ExitCode.DRAINED, "the master exits; the next one continues the job")
     status = master.core.status()
-    if status.exit_code is not None:
-        return FinishJob(ExitCode(status.exit_code), status.outcome or "", "")
-    return FinishJob(ExitCode.INTERRUPTED, "killed by a second signal", "")
+    if status.exit_code is None:
+        return FinishJob(ExitCode.INTERRUPTED, "ended at once by a second signal", "")
+    code, message = ExitCode(status.exit_code), status.outcome or ""
+    if code is ExitCode.INTERRUPTED:
+        message = f"{message}, and ended at once by a second signal"
+    return FinishJob(code, message, "")
 
 
 def run() -> int:

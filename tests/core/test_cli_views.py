@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from dataclasses import asdict, replace
 from functools import partial
@@ -13,12 +14,12 @@ from rich.console import Console
 
 from elasticdl.cli.jobs.event_follower import Events
 from elasticdl.cli.jobs.job import JobLocation, Kind, Report
-from elasticdl.cli.jobs.local_launch import outcome_of
+from elasticdl.cli.jobs.local_launch import LocalRun, outcome_of
 from elasticdl.cli.verbs.status import lines
 from elasticdl.cli.views import progress
 from elasticdl.cli.views.documents import Format
 from elasticdl.cli.views.goodput import cause_lines, goodput_line
-from elasticdl.cli.views.live_view import LineView, LiveView, picture, view_for
+from elasticdl.cli.views.live_view import LineView, LiveView, NoView, picture, view_for
 from elasticdl.cli.views.result_output import summary, tell_end
 from elasticdl.cluster.logs.log_files import LogFollower
 from elasticdl.errors import PermanentError
@@ -29,6 +30,7 @@ from elasticdl.job_status import (
     ClusterShare,
     Goodput,
     JobStatus,
+    StepsStatus,
     TimeSpent,
     UpdateCounts,
 )
@@ -36,6 +38,7 @@ from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.outcome import Outcome, write_outcome
 from elasticdl.master.core.state import JobState
 from tests.statuses import epoch, process, receipt
+from tests.waiting import until_async
 
 pytestmark = pytest.mark.core
 
@@ -202,9 +205,43 @@ def test_the_goodput_and_the_longest_causes_of_the_rest_are_shown() -> None:
         "pull, servers: 20 s, 10.0 %, worker-0 15 s of it",
         "lost, out of memory: 6.5 s, 3.2 %",
     ]
+    short = replace(account, seconds=24.0)
+    assert goodput_line(short) == (
+        "61.3 % of 24 s of all workers, which is too short to judge: start and end count, too"
+    )
     counted = replace(receipt(expected=2, trained=2), goodput=account).to_json()
     outcome = Outcome(0, "done", "/jobs/ads", receipt=counted)
     assert f"goodput  {line}" in summary(outcome)
+
+
+def test_the_third_interrupt_kills_a_master_that_the_second_has_not_ended(tmp_path: Path) -> None:
+    class Supervisor:
+        def __init__(self) -> None:
+            self.heard: list[str] = []
+            self.ended = asyncio.Event()
+
+        async def stop(self, grace_s: float) -> None:
+            self.heard.append("stop")
+
+        async def end(self) -> None:
+            self.heard.append("end")
+            await self.ended.wait()
+
+        async def close(self) -> None:
+            self.heard.append("close")
+            self.ended.set()
+
+    async def interrupted() -> list[str]:
+        supervisor: Any = Supervisor()
+        run = LocalRun(job(), JobDirectory(tmp_path), NoView())
+        run._supervisor = supervisor
+        for heard in ("stop", "end", "close", "close"):
+            run.interrupt("Ctrl-C")
+            await until_async("it is heard", partial(supervisor.heard.count, heard))
+        await asyncio.gather(*run._side_tasks)
+        return supervisor.heard
+
+    assert asyncio.run(interrupted()) == ["stop", "end", "close"]
 
 
 def test_a_job_that_was_done_before_the_interrupt_reached_it_is_done(tmp_path: Path) -> None:
@@ -345,6 +382,19 @@ def test_a_job_on_a_cluster_shows_what_it_has_of_it(share: ClusterShare, told: s
     assert [line for line in lines(report) if line.startswith(told)]
 
 
+@pytest.mark.parametrize(
+    ("steps", "told"),
+    [
+        (StepsStatus(True, "few steps"), "steps: synchronous: few steps"),
+        (StepsStatus(False, ""), "steps: asynchronous"),
+    ],
+)
+def test_a_status_says_how_the_workers_train_and_why(steps: StepsStatus, told: str) -> None:
+    report = Report("ads", JobLocation(Kind.LOCAL), "running", 1.0, status(steps=steps))
+    assert told in lines(report)
+    assert report.as_row()["steps"] == {"sync": steps.sync, "reason": steps.reason}
+
+
 def test_the_end_of_a_process_is_told_once() -> None:
     ended = partial(process, state="ended", cause="finished")
     rows = (
@@ -364,8 +414,13 @@ def test_summary_and_status_say_why_records_are_left_where_the_end_does_not() ->
         summary(Outcome(0, "done", "/jobs/ads", receipt=left.to_json()))[1]
         == f"left     60 records: {why}"
     )
-    assert summary(Outcome(1, why, "/jobs/ads", receipt=left.to_json()))[1] == "job      /jobs/ads"
+    for end in (why, f"{why}, and ended at once by a second signal"):
+        assert summary(Outcome(1, end, "/j", receipt=left.to_json()))[1] == "job      /j"
     place = JobLocation(Kind.LOCAL, job_dir="/jobs/ads")
+    early = replace(left, counted="some seconds before its master was killed")
+    assert "counted: some seconds before its master was killed" in lines(
+        Report("ads", place, "failed", 1.0, status(receipt=early), 1, why)
+    )
     assert f"left: 60 records, {why}" in lines(
         Report("ads", place, "done", 1.0, status(receipt=left), 0, "done")
     )

@@ -231,7 +231,7 @@ def test_what_was_known_of_a_killed_job_is_read_once(
     directory, readings = made(here / "j"), []
     job = DirectoryJob(JobDirectory(directory))
 
-    def once(directory: JobDirectory, message: str) -> JobStatus | None:
+    def once(directory: JobDirectory, message: str, exit_code: int) -> JobStatus | None:
         readings.append(directory)
         return replace(unknown_status(""), version=7) if len(readings) == 1 else None
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from elasticdl.clock import ManualClock
+from elasticdl.errors import ExitCode
 from elasticdl.history.lines import JsonLines
 from elasticdl.history.series import MOST_LABELS
 from elasticdl.job_status import (
@@ -210,8 +211,10 @@ def test_the_status_is_written_down_now_and_then_for_a_master_that_is_killed(
     )
     clock.advance(10.0)
     asyncio.run(collector.save_if_due())
+    stopped = status_when_killed(directory, "ended at once", ExitCode.INTERRUPTED)
+    assert stopped is not None and stopped.exit_code == 130
     found = status_when_killed(directory, "killed")
-    assert found is not None and found.receipt is not None
+    assert found is not None and found.receipt is not None and found.exit_code == 1
     assert found.records.trained == 100
     assert found.receipt.why_left == "killed" and "before" in str(found.receipt.counted)
     assert (found.phase, found.waiting, found.records_per_s) == ("ended", (), 0.0)

@@ -83,9 +83,9 @@ class Scripted:
             self.wake.set()
         return pb.Done()
 
-    async def Scale(self, request: pb.ScaleRequest, call: Call) -> pb.Done:
+    async def Scale(self, request: pb.ScaleRequest, call: Call) -> pb.ScaleReply:
         self.heard(["scale", request.min_workers, request.max_workers])
-        return pb.Done()
+        return pb.ScaleReply(stays="only 2 compute at a time")
 
     async def Checkpoint(self, request: pb.CheckpointRequest, call: Call) -> pb.Done:
         self.heard(["checkpoint"])

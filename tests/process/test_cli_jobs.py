@@ -293,9 +293,11 @@ def test_a_second_ctrl_c_ends_everything_at_once(elasticdl: Commands) -> None:
     until("the stop is asked for", lambda: elasticdl.asked("hangs"))
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    code, _, errors = elasticdl.end(process)
+    code, output, errors = elasticdl.end(process)
     assert code == 130
-    assert "interrupt again to end it at once" in errors and "no checkpoint exists" in errors
+    assert "interrupt again to end it at once" in errors
+    # What the master recorded last, and not what was saved some seconds before.
+    assert "Stopped: by the test\n" in errors and "trained 50" in output
     assert gone(where["pid"])
 
 
@@ -422,6 +424,7 @@ def test_what_only_a_master_can_do_waits_for_the_next_one(
     assert [code for code, _, _ in ends] == [0, 0, 0], ends
     where = elasticdl.master("returns")
     assert ends[2][1].startswith(where["page"])
+    assert ends[0][2] == "asked for 1:4 workers; only 2 compute at a time\n"
     assert sorted(elasticdl.asked("returns")) == [["checkpoint"], ["scale", 1, 4]]
     restarting.send_signal(signal.SIGINT)
     code, _, errors = elasticdl.end(restarting)
@@ -556,6 +559,7 @@ def test_jobs_are_listed_with_their_progress_and_waited_for(elasticdl: Commands)
         "WHERE",
         "STATE",
         "PROGRESS",
+        "STEPS",
         "AGE",
         "WHAT",
     ]

@@ -108,7 +108,11 @@ class LocalRun:
                 self._loop.call_soon_threadsafe(self._stop_once, why)
 
     def interrupt(self, why: str) -> None:
-        """Stop the job gracefully on the first call, at once on the second. Call it on the loop."""
+        """Stop the job gracefully on the first call, at once on the second. Call it on the loop.
+
+        The second lets the master record how the job stood, which takes a second or so; the third
+        kills it, too.
+        """
         self._interrupts += 1
         if self._interrupts == 1:
             how = (
@@ -120,6 +124,8 @@ class LocalRun:
             self._beside(self._stop_gracefully(why))
         elif self._interrupts == 2 and self._supervisor is not None:
             self._view.say(f"{why}: ending at once")
+            self._beside(self._supervisor.end())
+        elif self._interrupts == 3 and self._supervisor is not None:
             self._beside(self._supervisor.close())
 
     def _stop_once(self, why: str) -> None:

@@ -90,6 +90,8 @@ def lines(report: Report) -> list[str]:
             f"{'ended' if over else 'ends'} with exit code {report.exit_code}:"
             f" {plain(report.outcome)}"
         )
+    if status.receipt is not None and status.receipt.counted:
+        shown.append(f"counted: {one_line(status.receipt.counted)}")
     if status.receipt is not None and status.receipt.why_left:
         why = status.receipt.why_left.partition("\n")[0]
         if not report.outcome.startswith(why):

@@ -61,7 +61,7 @@ def summary(outcome: Outcome) -> list[str]:
     if outcome.receipt.get("goodput"):
         lines.append(f"goodput  {goodput_line(Goodput.from_json(outcome.receipt['goodput']))}")
     why = str(outcome.receipt.get("why_left") or "").partition("\n")[0]
-    if why and why != outcome.message.partition("\n")[0]:
+    if why and not outcome.message.startswith(why):
         lines.append(f"left     {amount(total.get('left', 0), 'record')}: {why}")
     if values := named_values(outcome.loss, outcome.metrics, 6):
         lines.append("metrics  " + "  ".join(values))

@@ -19,6 +19,9 @@ from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.private_file import make_private, private
 
 MASTER: Final = ProcessName(Role.MASTER, 0)
+_BETWEEN_SIGNALS_S: Final = 0.3
+_RECORD_S: Final = 5.0
+"""Time for a master to end all processes and to record that, after a second request."""
 _DEATH_S: Final = 5.0
 """Time for a supervisor to kill all processes of a job."""
 
@@ -79,6 +82,15 @@ class SupervisorProcess:
         """Have it stop the job gracefully; after `grace_s`, kill all processes."""
         self._signal(signal.SIGTERM)
         await asyncio.wait([self._ended], timeout=grace_s)
+        await self.close()
+
+    async def end(self) -> None:
+        """Have the master end the job at once and record how it stood; kill all that is left."""
+        for _ in range(2):
+            # The request to stop before this may not have been a signal; two at once count as one.
+            self._signal(signal.SIGTERM)
+            await asyncio.wait([self._ended], timeout=_BETWEEN_SIGNALS_S)
+        await asyncio.wait([self._ended], timeout=_RECORD_S)
         await self.close()
 
     async def close(self) -> None:
