@@ -49,6 +49,19 @@ _SIGNED = re.compile(
 )
 
 
+_ONE_SLASH = re.compile(r"(s3a?|gs|gcs|abfss?|hdfs):/(?!/)(.*)", re.IGNORECASE | re.DOTALL)
+"""An address of an object store without its second slash."""
+
+
+def refuse_one_slash(text: str) -> None:
+    """Raise ValueError for `s3:/bucket/x`, which would be taken as the path `./s3:/bucket/x`."""
+    if match := _ONE_SLASH.match(text):
+        scheme = match[1].lower()
+        meant = f"{scheme}://{match[2]}"
+        meant = f"{scheme}://BUCKET/KEY" if shows_secret(meant) else meant
+        raise ValueError(f"an address has two slashes after its scheme: did you mean {meant}?")
+
+
 def is_address(text: str) -> bool:
     """Whether a text is an address such as `s3://bucket/key`, and not a path."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text) is not None
@@ -64,6 +77,7 @@ def local_path(text: str) -> str:
 
     Raises ValueError for an address: `s3://b/x` would be taken as `./s3:/b/x`.
     """
+    refuse_one_slash(text)
     if is_address(text):
         raise ValueError(
             f"{text!r} is an address, but only paths are supported;"
@@ -78,6 +92,7 @@ def path_or_address(text: str) -> str:
     Raises ValueError for an address that only one process knows, or that contains a secret: the
     job's files and logs would show it.
     """
+    refuse_one_slash(text)
     if is_address(text):
         if shows_secret(text):
             raise ValueError(

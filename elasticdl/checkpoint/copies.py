@@ -110,7 +110,7 @@ def fetch(address: str, checkpoints: Path) -> tuple[str, ...]:
     The address is that of one copy, or of the folder of several. Returns why newer ones were passed
     over. Raises UserError if there is none, Corrupted if none is intact, TransientError, OSError.
     """
-    place, found = _named(address)
+    place, found = _named(address, RUNNING)
     fetched, passed_over = _fetch_first(place, found, checkpoints)
     if not fetched and passed_over:
         raise Corrupted(f"no usable checkpoint in {address}: {'; '.join(passed_over)}")
@@ -121,18 +121,18 @@ def fetch(address: str, checkpoints: Path) -> tuple[str, ...]:
 
 def peek(address: str) -> Manifest:
     """The manifest of the newest copy that an address names, as `fetch`, without its files."""
-    place, found = _named(address)
+    place, found = _named(address, STARTING)
     for version in found:
         with suppress(Corrupted):
             return manifest(below(place, directory_name(version)))
     raise _none_in(address)
 
 
-def _named(address: str) -> tuple[str, list[int]]:
+def _named(address: str, limits: Limits) -> tuple[str, list[int]]:
     """The folder of the copies that an address names, and their versions, newest first."""
     folder, _, name = address.rstrip("/").rpartition("/")
     version = _NAME.fullmatch(name)
-    return (folder, [int(version[1])]) if version else (address, versions(address))
+    return (folder, [int(version[1])]) if version else (address, versions(address, limits))
 
 
 def _none_in(address: str) -> UserError:

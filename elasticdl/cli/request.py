@@ -89,11 +89,11 @@ def _flags_of_resumed(flags: Mapping[str, Any]) -> str | None:
 def _keys_of(file: str) -> dict[str, Any]:
     from elasticdl.yaml_documents import parse_yaml, read_yaml
 
+    try:
+        path_or_address(file)
+    except ValueError as error:
+        raise SpecError(f"-f: {error}") from error
     if is_address(file):
-        try:
-            path_or_address(file)
-        except ValueError as error:
-            raise SpecError(f"-f: {error}") from error
         from elasticdl.storage.attempts import STARTING, Absent
         from elasticdl.storage.store import store_of
 

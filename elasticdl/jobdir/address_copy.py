@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, final
 
 from elasticdl.errors import Corrupted, ElasticDLError, TransientError
 from elasticdl.formatting import amount
-from elasticdl.jobdir.address_owner import AddressLost, require_ours
+from elasticdl.jobdir.address_owner import INDEX, AddressLost, require_ours
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.small_object import read_object, write_object
 from elasticdl.jobdir.working_directory import CopyState, WorkingDirectory
@@ -29,7 +29,6 @@ from elasticdl.storage.address import below
 from elasticdl.storage.attempts import RUNNING, STARTING, Absent, Limits
 from elasticdl.storage.store import store_of
 
-INDEX = "index.json"
 FORMAT = 1
 BYTES_PER_S = 1 << 20
 """A file that grows is copied as a whole each time; this bounds the average of bytes a second."""

@@ -17,14 +17,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self, final
 
-from elasticdl.errors import ElasticDLError, SpecError, UserError
+from elasticdl.errors import ElasticDLError, SpecError, TransientError, UserError
 from elasticdl.jobdir.small_object import read_object, write_object
 from elasticdl.storage.address import below
 from elasticdl.storage.attempts import STARTING, Limits
 from elasticdl.storage.store import store_of
 
 _LOG = logging.getLogger(__name__)
-OWNER = "owner.json"
+OWNER, INDEX = "owner.json", "index.json"
 
 
 @final
@@ -99,9 +99,12 @@ def require_ours(address: str, owner: str, limits: Limits = STARTING) -> None:
     Also raises UserError, TransientError, Corrupted.
     """
     now = read_owner(address, limits)
-    if now is None or now.id != owner:
-        whose = "its owner.json was removed" if now is None else f"a job on {now.host} has taken it"
-        raise AddressLost(f"nothing more is copied to {address}: {whose}")
+    if now is None:
+        # The next heartbeat writes it again, unless the whole copy was removed.
+        raise TransientError(f"nothing is copied to {address}: its {OWNER} was removed")
+    if now.id != owner:
+        taken = f"a job on {now.host} has taken it"
+        raise AddressLost(f"nothing more is copied to {address}: {taken}")
 
 
 @final
@@ -171,14 +174,32 @@ class OwnedAddress:
     def _beat(self) -> None:
         while not self._released.wait(self._times.beat_s):
             try:
-                require_ours(self._address, self.id)
-                if not self._released.is_set():
-                    self._owner = replace(self._owner, beat=self._owner.beat + 1)
-                    self._write()
-            except AddressLost:
-                return
+                if not self.beat():
+                    return
             except ElasticDLError as error:
                 _LOG.info("no heartbeat at %s: %s", self._address, error)
+
+    def beat(self) -> bool:
+        """Write a heartbeat, unless another command has the address; return False then.
+
+        Raises UserError, TransientError, Corrupted.
+        """
+        now = read_owner(self._address)
+        if now is not None and now.id != self.id:
+            return False
+        if (now is not None or self._files_are_ours()) and not self._released.is_set():
+            self._owner = replace(self._owner, beat=self._owner.beat + 1)
+            self._write()
+        return True
+
+    def _files_are_ours(self) -> bool:
+        """Whether the copy at the address is of our directory, so that nobody else can begin there.
+
+        A command that began at the same time may have replaced our object, found our files, and
+        removed its object when it was refused.
+        """
+        index = read_object(below(self._address, INDEX), STARTING)
+        return index is not None and index.get("writer") == self._owner.directory
 
     def _write(self) -> None:
         self._owner = replace(self._owner, wall_s=round(time.time(), 3))

@@ -14,6 +14,7 @@ from elasticdl.errors import Corrupted, UserError
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action, Strategy
 from elasticdl.master.executor.checkpoint_archive import CheckpointArchive
+from elasticdl.storage.attempts import RUNNING, STARTING, Limits
 from tests.contract.ps_stage import rich_spec
 from tests.object_store import ObjectStore, reached, serving
 
@@ -96,6 +97,23 @@ def test_the_newest_is_found_though_the_listing_lacks_it(
     copied(tmp_path, 9, 10)
     monkeypatch.setattr("elasticdl.storage.folders.names_in", lambda address, limits: ["version-9"])
     assert fetched(tmp_path) == (["version-10"], ())
+
+
+def test_a_master_waits_for_the_listing_longer_than_a_person_who_begins_a_job(
+    server: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied(tmp_path, 3)
+    waited: list[Limits] = []
+
+    def listed(address: str, limits: Limits) -> list[str]:
+        waited.append(limits)
+        return ["version-3"]
+
+    monkeypatch.setattr("elasticdl.storage.folders.names_in", listed)
+    copies.fetch_newer(ADDRESS, tmp_path / "resumed", -1)
+    copies.fetch(ADDRESS, tmp_path / "initial")
+    copies.peek(ADDRESS)
+    assert waited == [RUNNING, RUNNING, STARTING]
 
 
 def test_the_manifest_is_gone_while_a_version_is_copied_again(

@@ -23,11 +23,13 @@ from elasticdl.cli.request import Request, settle
 from elasticdl.errors import Corrupted, ExitCode, SpecError, TransientError
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
+from elasticdl.jobdir import address_owner
 from elasticdl.jobdir.address_copy import AddressCopy, Index, continues, fetch, read_index
 from elasticdl.jobdir.address_owner import (
     AddressLost,
     AddressTaken,
     OwnedAddress,
+    Owner,
     OwnerTimes,
     read_owner,
 )
@@ -284,6 +286,46 @@ def test_an_owner_without_a_heartbeat_loses_the_address_and_copies_nothing_more(
         on("a")
     assert copied_events(server) == "of the second\n"
     assert any("Warning" in one and "has taken it" in one for one in said)
+
+
+def test_a_command_that_is_refused_gives_the_address_back_to_the_one_that_runs_the_job(
+    on: Callable[[str], WorkingDirectory],
+    server: ObjectStore,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of two that begin at the same time, the second replaces the first one's object unseen."""
+    on("a")
+    with running(times=SILENT) as directory:
+        directory.events.write_text("of the first\n")
+        AddressCopy(WorkingDirectory.of(ADDRESS)).copy()
+        index = json.loads(server.get("jobs/iris/index.json"))
+        first = OwnedAddress(ADDRESS, Owner(f"{index['writer']}.1", "here"), SILENT)
+        assert not first.beat(), "another one has the address"
+        with monkeypatch.context() as patch:
+            patch.setattr(address_owner, "_refuse_if_alive", lambda *_: None)
+            second = OwnedAddress.take(ADDRESS, "b", print, SILENT)
+        second.release(forget=True)
+        assert "owner.json" not in keys(server)
+        assert first.beat() and first.beat()
+        owner = read_owner(ADDRESS)
+        assert owner is not None and (owner.id, owner.beat) == (first.id, 2)
+        for key in ("index.json", "owner.json"):
+            del server.buckets["bucket"][f"jobs/iris/{key}"]
+        assert first.beat() and "owner.json" not in keys(server), "a person removed it all"
+
+
+def test_a_copy_waits_while_nobody_holds_the_address(
+    on: Callable[[str], WorkingDirectory], server: ObjectStore
+) -> None:
+    working = on("a")
+    with running(times=SILENT):
+        copy = AddressCopy(working)
+        owner = server.get("jobs/iris/owner.json")
+        del server.buckets["bucket"]["jobs/iris/owner.json"]
+        with pytest.raises(TransientError, match=r"its owner\.json was removed"):
+            copy.copy()
+        server.put("jobs/iris/owner.json", owner)
+        copy.copy()
 
 
 def test_a_checkpoint_waits_for_the_store_longer_than_a_person_does(
@@ -552,6 +594,26 @@ def test_a_working_directory_on_another_machine_or_without_a_lock_waits_for_the_
         assert directory.events.read_text() == "a\n"
         assert (working.state().id == identity) == (lacks == "lock")
     assert any("waiting" in one for one in said)
+
+
+def test_flags_that_another_command_changes_during_the_wait_are_read_again(
+    server: ObjectStore, on: Callable[[str], WorkingDirectory]
+) -> None:
+    on("a")
+    with running(num_epochs=1):
+        owner = server.get("jobs/iris/owner.json")
+    server.put("jobs/iris/owner.json", owner.replace(b'"ended": true', b'"ended": false'))
+
+    def changes(text: str) -> None:
+        assert "waiting" in text
+        server.put("jobs/iris/job.yaml", b"num_epochs: 2\n")
+
+    on("b")
+    place = claimed_place(job(resume=True), changes, QUICK)
+    with pytest.raises(SpecError, match=r"changed s3://bucket/jobs/iris/job\.yaml"), place:
+        pass
+    with running(resume=True):
+        assert keys(server)
 
 
 def test_the_page_of_a_copy_has_its_logs_though_a_newer_copy_comes_meanwhile(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from elasticdl.cli.main import elasticdl, exit_code_of, run
 from elasticdl.cli.request import Request, settle
 from elasticdl.cluster.kubernetes.submitted_job import spec_of
 from elasticdl.errors import Corrupted, ExitCode, Refused, SpecError, UserError
-from elasticdl.flag import DATA, DIRECTORY, Value, mark
+from elasticdl.flag import DATA, DIRECTORY, PLACE, Value, mark
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action, Shuffle
 from elasticdl.job_problems import flag_of as flag
@@ -872,6 +873,29 @@ def test_the_directory_of_a_job_on_a_cluster_is_a_path() -> None:
     flags = {"model_def": "iris", "training_data": "t", "image_name": "i", "job_dir": ADDRESS}
     with pytest.raises(SpecError, match=f"--job-dir {ADDRESS} with --image-name"):
         JobSpec.from_flags(Action.TRAIN, flags)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name, field in FIELDS.items() if mark(field, Value) in (DIRECTORY, PLACE, DATA)],
+)
+@pytest.mark.parametrize("scheme", ["s3", "S3", "s3a", "gs", "gcs", "abfs", "abfss", "hdfs"])
+def test_an_address_with_one_slash_is_no_path(name: str, scheme: str) -> None:
+    action = next(action for action in Action if is_used(name, action))
+    needed = {"model_zoo": "zoo", "model_def": "iris", "training_data": "t"}
+    meant = f"did you mean {scheme.lower()}://bucket/Key/x.csv?"
+    with pytest.raises(SpecError, match=f"{flag(name)}: .*{re.escape(meant)}"):
+        JobSpec.from_flags(action, {**needed, name: f"{scheme}:/bucket/Key/x.csv"})
+
+
+def test_one_slash_shows_no_secret_and_other_colons_stay_paths() -> None:
+    needed = {"model_zoo": "zoo", "model_def": "iris"}
+    with pytest.raises(SpecError, match=r"did you mean s3://BUCKET/KEY\?") as caught:
+        JobSpec.from_flags(Action.TRAIN, {**needed, "training_data": "s3:/me:do-not-show@b/x"})
+    assert "do-not-show" not in str(caught.value)
+    for path in ("s3:x", "./s3:/bucket/x", "data:/x", "/s3:/x"):
+        spec = JobSpec.from_flags(Action.TRAIN, {**needed, "training_data": path})
+        assert spec.data.training_data == path
 
 
 @pytest.mark.parametrize("address", ["s3://", "s3:///", "s3://bucket/x//y"])

@@ -88,8 +88,25 @@ def test_a_checkpoint_without_a_copy_is_saved_and_its_copy_is_missed(bench: type
     job.put(e.SnapshotSaved(0, taken, 4, "version-4", 1, "cannot copy version-4 to s3://b: no"))
     saved, missed = told(job)
     assert saved.startswith("checkpoint of version 4 saved")
-    assert missed == "cannot copy version-4 to s3://b: no; the next checkpoint is copied again"
+    assert missed == "cannot copy version-4 to s3://b: no; the next checkpoint tries again"
     assert [one.path for one in job.state.status().checkpoints] == ["version-4"]
+
+
+def test_checkpoints_that_are_not_copied_warn_once_until_one_is(bench: type[Bench]) -> None:
+    job = bench(num_workers=1, checkpoint_steps=4, checkpoint_dir="s3://b")
+    job.up()
+    job.progress(0, job.lease(), 8)
+    warned, again = [], []
+    for version, why in enumerate(("", "no", "no", "", "", "no"), 1):
+        job.put(e.VersionAdvanced(0, 4 * version))
+        taken = job.of(c.TakeSnapshot)[-1].snapshot
+        job.put(e.SnapshotCut(0, taken, 4 * version, {}))
+        before = len(job.of(c.Announce))
+        job.put(e.SnapshotSaved(0, taken, 4 * version, f"version-{version}", 1, why))
+        said = job.of(c.Announce)[before:]
+        warned += [version for one in said if one.level == "warning"]
+        again += [version for one in said if one.text == "checkpoints are copied to s3://b again"]
+    assert (warned, again) == ([2, 6], [4])
 
 
 def test_a_checkpoint_that_is_asked_for_before_the_first_step_is_taken_after_it(

@@ -15,12 +15,14 @@ from elasticdl.cluster.kubernetes.plans import Owner
 from elasticdl.errors import ExitCode, SpecError
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
+from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.scale_override import keep_scale
 from elasticdl.master.core import events as e
 from elasticdl.master.core.commands import FinishJob, TakeSnapshot
 from elasticdl.master.core.state import JobState
 from elasticdl.master.event_queue import EventQueue
 from elasticdl.master.executor.shutdown_checkpoint import LIMIT_S, checkpoint_in_time
+from elasticdl.master.platform.begin_anew import begin_anew as begin_local_anew
 from elasticdl.master.platform.pod_directory import begin_anew, open_directory
 from elasticdl.shard import Source
 
@@ -118,6 +120,28 @@ def test_without_a_checkpoint_a_job_whose_processes_are_lost_starts_over_and_say
     assert read(spec).checkpoint.resume != passing, "what was trained before counts as repeated"
     assert "has no checkpoint" in warning and "starts over" in warning
     assert ("--job-dir to make jobs resumable" in warning) == passing
+
+
+def test_a_resume_that_has_not_fetched_its_checkpoint_does_not_say_that_there_is_none(
+    tmp_path: Path,
+) -> None:
+    at = "s3://bucket/copies"
+    spec = job(tmp_path, checkpoint_dir=at, checkpoint_steps=10, resume=True)
+    directory, _ = open_directory(spec, OURS, replaces=True)
+    (warning,) = begin_anew(spec, directory, lost=True)
+    assert warning.endswith(f": the job resumes from its newest checkpoint, if {at} has one")
+    flags = {"model_zoo": "z", "model_def": "m", "training_data": "t", "job_dir": "s3://b/j"}
+    for resumes in (True, False):
+        here = JobDirectory(tmp_path / f"local {resumes}")
+        here.path.mkdir()
+        here.preflight.write_text("{}")
+        local = JobSpec.from_flags(Action.TRAIN, {**flags, "resume": resumes})
+        here.spec.write_text(local.model_dump_json())
+        (warning,) = begin_local_anew(here, "run").warnings
+        expected = (
+            "newest checkpoint, if s3://b/j/checkpoints has one" if resumes else "starts over"
+        )
+        assert expected in warning and ("starts over" in warning) != resumes
 
 
 def test_evaluation_begins_afresh_whatever_lies_there(tmp_path: Path) -> None:

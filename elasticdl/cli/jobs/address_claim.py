@@ -29,8 +29,11 @@ from elasticdl.jobdir.resumable import WHICH_JOB, refuse_resume
 from elasticdl.jobdir.scale_override import as_user_scaled
 from elasticdl.jobdir.working_directory import WorkingDirectory
 from elasticdl.private_file import make_private
-from elasticdl.storage.attempts import Limits
+from elasticdl.storage.address import below
+from elasticdl.storage.attempts import Absent, Limits
+from elasticdl.storage.store import store_of
 
+_FLAGS = JobDirectory(Path()).yaml.name
 Say = Callable[[str], None]
 
 
@@ -69,10 +72,16 @@ def _at_address(spec: JobSpec, say: Say, times: OwnerTimes) -> Iterator[JobSpec]
             _refuse_if_used(spec, working, times.limits)
             state = working.state()
             ended = state.id if is_locked else ""
+            flags = _flags_at(working, spec, times.limits)
             owned = OwnedAddress.take(working.address, state.id, say, times, ended=ended)
             stack.callback(_release, working, owned, say)
             # Read again: its owner may have written until its end.
             index = _refuse_if_used(spec, working, times.limits)
+            if _flags_at(working, spec, times.limits) != flags:
+                raise SpecError(
+                    f"another command has changed {below(working.address, _FLAGS)} meanwhile",
+                    hint="run this command again: it reads the flags again",
+                )
             working.keep(replace(state, owner=owned.id))
             brought = _brought(spec, working, index, say)
             # Not before: files that are older than the copy must not replace it.
@@ -106,6 +115,15 @@ def _refuse_if_used(spec: JobSpec, working: WorkingDirectory, limits: Limits) ->
     if spec.checkpoint.resume and not kept and not copies.versions(spec.checkpoint_copies):
         raise SpecError(f"--resume, but {working.address} holds no job", hint=WHICH_JOB)
     return index
+
+
+def _flags_at(working: WorkingDirectory, spec: JobSpec, limits: Limits) -> bytes | None:
+    """Return the flags of the job to resume, as they are at the address now; None without any."""
+    place = below(working.address, _FLAGS)
+    with suppress(Absent):
+        if spec.checkpoint.resume:
+            return store_of(place, limits).read(place, limits)
+    return None
 
 
 def _brought(spec: JobSpec, working: WorkingDirectory, index: Index | None, say: Say) -> JobSpec:

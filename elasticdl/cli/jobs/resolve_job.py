@@ -23,7 +23,7 @@ from elasticdl.cli.jobs.job import Job, JobQuery
 from elasticdl.cli.jobs.local_jobs import local_jobs, local_names
 from elasticdl.cluster.kubernetes.kubeconfig import no_cluster
 from elasticdl.errors import ElasticDLError, NoSuchJob, SpecError
-from elasticdl.flag import is_address
+from elasticdl.flag import is_address, refuse_one_slash
 from elasticdl.jobdir.layout import JOBS, JobDirectory
 
 if TYPE_CHECKING:
@@ -53,7 +53,12 @@ def resolve_job(query: JobQuery) -> Iterator[Job]:
         raise click.UsageError(
             "--job-dir is a job of this machine, --namespace and --kube-context one on a cluster."
         )
-    if is_address(address := query.job_dir or query.job):
+    address = query.job_dir or query.job
+    try:
+        refuse_one_slash(address)
+    except ValueError as error:
+        raise SpecError(str(error)) from error
+    if is_address(address):
         yield from _at_address(address)
         return
     if not on_cluster:

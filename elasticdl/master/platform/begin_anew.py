@@ -11,6 +11,7 @@ from typing import final
 
 from elasticdl.checkpoint.layout import has_checkpoint
 from elasticdl.errors import Corrupted, PermanentError
+from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.jobdir.layout import JobDirectory, write_atomically
 from elasticdl.jobdir.scale_override import as_scaled
@@ -39,8 +40,8 @@ def begin_anew(directory: JobDirectory, run_name: str) -> BeginAnew:
     if not directory.preflight.exists():
         return BeginAnew(stopped_for=_stopped_for(directory, run_name))
     spec, scaled = as_scaled(read_spec(directory), directory, anew=False)
-    resumes = spec.action is Action.TRAIN
-    if resumes:
+    how = _how(spec, directory)
+    if spec.action is Action.TRAIN:
         spec = spec.replace(resume=True)
     try:
         write_atomically(directory.spec, spec.model_dump_json(indent=2) + "\n")
@@ -48,10 +49,17 @@ def begin_anew(directory: JobDirectory, run_name: str) -> BeginAnew:
         raise PermanentError(
             f"cannot write {directory.spec}: {error.strerror or error}", hint="free disk space"
         ) from error
-    resumed = resumes and has_checkpoint(directory.checkpoints)
-    how = "resumes from its newest checkpoint" if resumed else "starts over: it has no checkpoint"
     warnings = (f"the master restarted: the job {how}", *([scaled] if scaled else ()))
     return BeginAnew(True, warnings, _stopped_for(directory, run_name))
+
+
+def _how(spec: JobSpec, directory: JobDirectory) -> str:
+    if spec.action is Action.TRAIN and has_checkpoint(directory.checkpoints):
+        return "resumes from its newest checkpoint"
+    if spec.checkpoint.resume and spec.checkpoint_copies:
+        # It may not be fetched yet, and the store may not answer now.
+        return f"resumes from its newest checkpoint, if {spec.checkpoint_copies} has one"
+    return "starts over: it has no checkpoint"
 
 
 def _stopped_for(directory: JobDirectory, run_name: str) -> str:

@@ -97,6 +97,10 @@ def _loss(spec: JobSpec, directory: JobDirectory) -> tuple[str, ...]:
     lost = "the state of the previous master is lost"
     if spec.action is Action.TRAIN and has_checkpoint(directory.checkpoints):
         return (f"{lost}: the job resumes from its newest checkpoint",)
+    if spec.checkpoint.resume and spec.checkpoint_copies and spec.keeps_checkpoints:
+        # It may not be fetched yet, and the store may not answer now.
+        there = spec.checkpoint_copies
+        return (f"{lost}: the job resumes from its newest checkpoint, if {there} has one",)
     why = (
         f"{directory.checkpoints} has no checkpoint"
         if spec.action is Action.TRAIN

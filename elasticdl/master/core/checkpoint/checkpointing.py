@@ -67,6 +67,8 @@ class Checkpointing:
         self.newest_cut_s = -1.0
         """When the newest cut was made of which a checkpoint is complete; below 0 there is none."""
         self.last_problem = ""
+        self._copied = True
+        """Whether the last checkpoint that was to be copied to an object store was."""
         self._cut: SnapshotId | None = None
         self._wanted_after_cut = ""
         """Why the cut that is under way is not enough."""
@@ -468,9 +470,19 @@ class Checkpointing:
                 EventKind.SAVED, version=event.version, bytes=event.bytes, seconds=took_s
             )
             self._context.orders.announce("checkpoint", text, details=details)
+        self._tell_copy(event)
+
+    def _tell_copy(self, event: SnapshotSaved) -> None:
+        """Warn of the first checkpoint that is not copied, and tell when one is again."""
+        announce, was_copied = self._context.orders.announce, self._copied
         if event.not_copied:
-            why = f"{event.not_copied}; the next checkpoint is copied again"
-            self._context.orders.announce("checkpoint", why, level="warning")
+            self._copied = False
+            why = f"{event.not_copied}; the next checkpoint tries again"
+            announce("checkpoint", why, level="warning" if was_copied else "detail")
+        elif not was_copied and self._is_counted(event.snapshot):
+            self._copied = True
+            copies = self._context.spec.checkpoint_copies
+            announce("checkpoint", f"checkpoints are copied to {copies} again")
 
     def _is_counted(self, snapshot: SnapshotId) -> bool:
         """Whether intervals begin with it; where copies are kept only with those copied."""
