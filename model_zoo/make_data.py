@@ -1,5 +1,7 @@
 """Write the data of the model zoo: `python -m model_zoo.make_data NAME FOLDER`.
 
+NAME is that of the data, or of a module that the zoo's README.md trains on it.
+
 Small tables come from scikit-learn's package. The others are planted: drawn from a model that is
 known, so that the best possible metric is known, too.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import re
 import sqlite3
 import tarfile
 from collections.abc import Callable, Iterable
@@ -234,7 +237,13 @@ FROM_SOURCE: dict[str, Callable[[Path, int, Path], str]] = {"mnist": mnist, "cif
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m model_zoo.make_data", description=__doc__)
-    parser.add_argument("name", choices=sorted(MAKERS))
+    modules = data_of_modules()
+    parser.add_argument(
+        "name",
+        type=lambda name: name if name in MAKERS else modules.get(name, name),
+        choices=sorted(MAKERS),
+        help="of the data, or of a module of the zoo",
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument(
         "--records",
@@ -262,6 +271,13 @@ def main() -> None:
         f"{chosen.folder}: {', '.join(sorted(path.name for path in chosen.folder.iterdir()))};"
         f" {words}"
     )
+
+
+def data_of_modules() -> dict[str, str]:
+    """Which data the commands in README.md train each module on, by module."""
+    commands = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
+    found = re.findall(r"--model-def (\w+)[^`]*? --training-data '?data/(\w+)", commands)
+    return {module: data for module, data in found if data in MAKERS}
 
 
 def _defaults() -> str:

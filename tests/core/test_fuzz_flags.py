@@ -4,12 +4,18 @@ refuse.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from elasticdl.cli.verbs.train import train
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
+from tests.fuzz_jobs.chaos import Role
+from tests.fuzz_jobs.command import Prepared
 from tests.fuzz_jobs.flags import DRAWN, EXCLUDED, MOST_STEPS, Place, Strategy, draw
+from tests.fuzz_jobs.fuzzing import Plan
+from tests.fuzz_jobs.running import Verdict
 
 pytestmark = pytest.mark.core
 
@@ -22,6 +28,17 @@ def test_every_flag_of_train_is_fuzzed_or_excluded_with_a_reason() -> None:
     assert offered == set(DRAWN) | set(EXCLUDED)
     assert not set(DRAWN) & set(EXCLUDED)
     assert all(EXCLUDED.values())
+
+
+def test_the_command_that_runs_a_job_again_has_what_its_seed_does_not_say(tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    plan = Plan([Strategy.PS], iter(()), 1.0, kill_share=0.25, chaos=list(Role), sync=True)
+    again = Verdict(Prepared(draw(7, Strategy.PS), folder, [], options=plan.options)).report()
+    assert (
+        "again: python -m tests.fuzz_jobs --strategy ps --seed 7 --jobs 1 --keep --sync"
+        " --chaos master,ps,worker --kill 0.25\n"
+    ) in again
+    assert Plan([Strategy.PS], iter(()), 1.0).options == ""
 
 
 @BOTH

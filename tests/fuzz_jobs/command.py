@@ -18,13 +18,15 @@ ZOO = Path(__file__).parent / "zoo"
 class Prepared:
     """What a draft became. `arguments` are those of `elasticdl train`.
 
-    `patience`: on a busy machine it may stand still, and last, so many times as long.
+    `patience`: on a busy machine it may stand still, and last, so many times as long. `options`
+    are those of this program that the seed alone does not say.
     """
 
     draft: Draft
     folder: Path
     arguments: list[str]
     patience: float = 1.0
+    options: str = ""
 
     def elsewhere(self, folder: Path) -> Prepared:
         """The same flags with the module and the data of this one, for another job below

@@ -43,6 +43,13 @@ class Plan:
     """On a busy machine jobs may stand still, and last, so many times as long."""
     folder: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
 
+    @property
+    def options(self) -> str:
+        """What makes the same job of a seed on the command line, beside its strategy."""
+        chaos_roles = f" --chaos {','.join(self.chaos)}" if self.chaos else ""
+        kills = f" --kill {self.kill_share:g}" if self.kill_share else ""
+        return f"{' --sync' * self.sync}{chaos_roles}{kills}"
+
 
 @dataclass
 class Summary:
@@ -124,7 +131,7 @@ def _one(plan: Plan, key: Key) -> Verdict:
     draft = draw_sync(seed) if plan.sync else draw(seed, strategy)
     if plan.chaos:
         chaos.prepare(draft)
-    job = replace(prepared(draft, folder), patience=plan.patience)
+    job = replace(prepared(draft, folder), patience=plan.patience, options=plan.options)
     act: Act | None = None
     if plan.chaos:
         act = Chaos(job, plan.chaos)

@@ -72,7 +72,7 @@ class Verdict:
         draft = self.prepared.draft
         again = (
             f"python -m tests.fuzz_jobs --strategy {draft.strategy} --seed {draft.seed} --jobs 1"
-            " --keep"
+            f" --keep{self.prepared.options}"
         )
         lines = [
             f"FAILED: seed {draft.seed}, {draft.strategy}: {'; '.join(self.problems)}",

@@ -88,6 +88,17 @@ def test_an_unknown_name_is_refused(
     assert "choose from" in capsys.readouterr().err
 
 
+def test_the_name_of_a_module_stands_for_its_data(tmp_path: Path, call: Call) -> None:
+    call("text_cnn", tmp_path, "--records", "8")
+    assert (tmp_path / "train.csv").read_text().startswith("text,label")
+    modules = {path.stem for path in Path(make_data.__file__).parent.glob("*.py")}
+    found = make_data.data_of_modules()
+    assert found["resnet50"] == found["cifar10_subclass"] == "cifar10"
+    assert found.keys() == modules - {"__init__", "make_data"} and {*found.values()} <= {
+        *make_data.MAKERS
+    }
+
+
 @pytest.mark.parametrize(
     ("name", "suffix", "tested"),
     [
