@@ -178,14 +178,17 @@ def child_process(
     """
     ours = {PARENT_PID_VARIABLE: str(os.getpid()), STACKS_VARIABLE: str(stacks_s)}
     stdin, stdout, stderr = standard
-    with subprocess.Popen(
-        command or COMMAND,
-        env={**_QUIET, **os.environ, **spec.cluster.envs, **ours},
-        stdin=stdin,
-        stdout=stdout,
-        stderr=stderr,
-        start_new_session=True,
-    ) as child:
+    with (
+        _temporary() as temporary,
+        subprocess.Popen(
+            command or COMMAND,
+            env={**_QUIET, **os.environ, **temporary, **spec.cluster.envs, **ours},
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+        ) as child,
+    ):
         try:
             ended = partial(end_of_child, child.pid)
             yield ChildCheck(child.pid, ended, kills_before=memory_kills())
@@ -196,6 +199,21 @@ def child_process(
             # child.
             with suppress(subprocess.TimeoutExpired):
                 child.wait(_DEATH_S)
+
+
+@contextmanager
+def _temporary() -> Iterator[dict[str, str]]:
+    """Give a check's temporary files a directory, and remove it at the end of the block.
+
+    AutoGraph writes a file for each function, and a killed process deletes none.
+    """
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="elasticdl-", ignore_cleanup_errors=True)
+    except OSError:  # The disk is full: the check sees that for itself.
+        yield {}
+        return
+    with folder:
+        yield {"TMPDIR": folder.name}
 
 
 def follow_check(

@@ -78,6 +78,15 @@ def test_tensorflow_is_quiet_about_itself_unless_told_otherwise(
     assert found.raw["level"] == level
 
 
+def test_the_temporary_files_of_a_check_go_with_it() -> None:
+    found = child(
+        "import json, os, tempfile; folder = tempfile.mkdtemp();"
+        ' print(json.dumps({"ok": True, "folder": folder, "set": os.environ["TMPDIR"]}))'
+    )
+    folder = Path(found.raw["folder"])
+    assert str(folder.parent) == found.raw["set"] and not folder.parent.exists()
+
+
 def test_what_a_dying_check_said_last_has_none_of_tensorflows_own_words(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text("import os, keras\nos.write(2, b'last words\\n')\nos._exit(3)\n")
     flags = {"model_zoo": str(tmp_path), "model_def": "m", "training_data": "iris.csv"}
