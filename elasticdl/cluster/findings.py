@@ -32,6 +32,21 @@ class Finding:
         return {"about": self.about, "result": str(self.weight), "text": self.text}
 
 
+def fine(about: str, text: str) -> Finding:
+    """A check that found nothing wrong."""
+    return Finding(about, Weight.FINE, text)
+
+
+def warning(about: str, text: str) -> Finding:
+    """A check of the weight WARNING."""
+    return Finding(about, Weight.WARNING, text)
+
+
+def problem(about: str, text: str) -> Finding:
+    """A check of the weight PROBLEM."""
+    return Finding(about, Weight.PROBLEM, text)
+
+
 Findings: TypeAlias = list[Finding]
 
 

@@ -13,7 +13,7 @@ from elasticdl.cli.request import settle
 from elasticdl.cli.views.console import put, show, tell
 from elasticdl.cli.views.documents import Format, render
 from elasticdl.cli.views.progress import table
-from elasticdl.cluster.findings import Finding, Weight, worst
+from elasticdl.cluster.findings import Finding, Weight, fine, problem, warning, worst
 from elasticdl.errors import ExitCode, UserError
 from elasticdl.formatting import amount
 from elasticdl.job import JobSpec
@@ -62,14 +62,14 @@ def _here(spec: JobSpec, form: Format) -> int:
         preflight = run_preflight(spec, command=command, tell=tell)
     except UserError as error:
         if form != Format.TABLE:
-            put(render(_findings_json([Finding(about, Weight.PROBLEM, error.message)]), form))
+            put(render(_findings_json([problem(about, error.message)]), form))
         raise
-    for warning in preflight.raw.get("warnings") or ():
-        tell(f"Warning: {warning}")
+    warnings = preflight.raw.get("warnings") or ()
+    for text in warnings:
+        tell(f"Warning: {text}")
     findings = [
-        Finding(
+        fine(
             title,
-            Weight.FINE,
             f"{amount(sum(one.records for one in sources), 'record')} in"
             f" {amount(len(sources), 'source')}",
         )
@@ -82,14 +82,11 @@ def _here(spec: JobSpec, form: Format) -> int:
     ]
     steps = preflight.raw.get("steps") or {}
     if steps.get("text"):
-        weight = Weight.WARNING if steps.get("level") == "warning" else Weight.FINE
-        findings.append(Finding("steps", weight, str(steps["text"])))
+        judge = warning if steps.get("level") == "warning" else fine
+        findings.append(judge("steps", str(steps["text"])))
     if form != Format.TABLE:
-        warnings = [
-            Finding("model and data", Weight.WARNING, text)
-            for text in preflight.raw.get("warnings") or ()
-        ]
-        put(render({**_findings_json([*findings, *warnings]), **preflight.raw}, form))
+        findings += [warning("model and data", text) for text in warnings]
+        put(render({**_findings_json(findings), **preflight.raw}, form))
         return ExitCode.DONE
     for one in findings:
         show(f"{one.about:<10} {one.text}")

@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Any
 
 from elasticdl.cluster.base import Role
-from elasticdl.cluster.findings import Finding, Findings, Weight
+from elasticdl.cluster.findings import Finding, Findings, fine, problem, warning
 from elasticdl.cluster.kubernetes import rights
 from elasticdl.cluster.kubernetes.api_refusals import no_priority_class, refusal
 from elasticdl.cluster.kubernetes.apiserver import ApiRefused, ApiServer
@@ -54,20 +54,13 @@ async def look(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
 def image(name: str) -> Finding:
     """Whether the image name is valid; only a node can find out whether the image exists."""
     if not IMAGE.fullmatch(name):
-        return Finding(
-            "image",
-            Weight.PROBLEM,
-            f"invalid image name {name!r}; expected REGISTRY/NAME:TAG in lower case",
+        return problem(
+            "image", f"invalid image name {name!r}; expected REGISTRY/NAME:TAG in lower case"
         )
-    pinned = (
-        ""
-        if "@" in name or ":" in name.rpartition("/")[2]
-        else "; without a tag, `latest` may change while the job runs"
-    )
-    weight = Weight.WARNING if pinned else Weight.FINE
-    return Finding(
-        "image", weight, f"{name} is a valid name; only a node can check the pull{pinned}"
-    )
+    text = f"{name} is a valid name; only a node can check the pull"
+    if "@" in name or ":" in name.rpartition("/")[2]:
+        return fine("image", text)
+    return warning("image", f"{text}; without a tag, `latest` may change while the job runs")
 
 
 async def _name(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
@@ -76,34 +69,30 @@ async def _name(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
         None,
         _HIDDEN,
     ):
-        return [
-            Finding("name", Weight.PROBLEM, f"job {name} already exists in namespace {namespace}")
-        ]
-    return [Finding("name", Weight.FINE, f"{name} in namespace {namespace}")]
+        return [problem("name", f"job {name} already exists in namespace {namespace}")]
+    return [fine("name", f"{name} in namespace {namespace}")]
 
 
 async def _own_rights(api: ApiServer, namespace: str) -> Findings:
     lacking = await rights.missing(api, namespace, SUBMITTING + LOOKING_AFTER)
     findings = [
-        Finding(
-            "rights",
-            Weight.PROBLEM if right in SUBMITTING else Weight.WARNING,
-            f"you may not {right} ({right.why})",
+        (problem if right in SUBMITTING else warning)(
+            "rights", f"you may not {right} ({right.why})"
         )
         for right in lacking
     ]
-    return findings or [Finding("rights", Weight.FINE, "you may submit and manage jobs")]
+    return findings or [fine("rights", "you may submit and manage jobs")]
 
 
 async def _gang(api: ApiServer, spec: JobSpec) -> tuple[Gang | None, Findings]:
     try:
         gang = await find_gang(api, spec)
     except ClusterRefused as refused:
-        return None, [Finding("gang", Weight.PROBLEM, f"{refused.message}: {refused.hint}")]
+        return None, [problem("gang", f"{refused.message}: {refused.hint}")]
     if gang is None:
         return None, []
     text = f"{gang_size(spec)} pods start together, by the PodGroups of {gang.api}/{gang.version}"
-    return gang, [Finding("gang", Weight.FINE, text)]
+    return gang, [fine("gang", text)]
 
 
 async def _account(api: ApiServer, spec: JobSpec, namespace: str, gang: Gang | None) -> Findings:
@@ -111,28 +100,19 @@ async def _account(api: ApiServer, spec: JobSpec, namespace: str, gang: Gang | N
     where = f"service account {account}"
     if await _object(api, f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}") is None:
         grant = f"create it: kubectl -n {namespace} apply -f docker/rbac.yaml"
-        return [
-            Finding(
-                "account", Weight.PROBLEM, f"there is no {where} in namespace {namespace}; {grant}"
-            )
-        ]
+        return [problem("account", f"there is no {where} in namespace {namespace}; {grant}")]
     lacking = await rights.missing_of(api, namespace, account, rights.needed_by(gang))
     if lacking is None:
         return [
-            Finding(
+            warning(
                 "account",
-                Weight.WARNING,
                 f"you may not check what {where} may do; docker/rbac.yaml lists its rights",
             )
         ]
     listed = "; ".join(f"{right} ({right.why})" for right in lacking)
     if lacking:
-        return [
-            Finding(
-                "account", Weight.PROBLEM, f"{where} may not {listed}; docker/rbac.yaml grants it"
-            )
-        ]
-    return [Finding("account", Weight.FINE, f"{where} has all rights that the master needs")]
+        return [problem("account", f"{where} may not {listed}; docker/rbac.yaml grants it")]
+    return [fine("account", f"{where} has all rights that the master needs")]
 
 
 async def _pods(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
@@ -146,19 +126,16 @@ async def _pods(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
         except ApiRefused as refused:
             if "cannot create resource" in refused.message:
                 return [
-                    Finding(
+                    warning(
                         "pods",
-                        Weight.WARNING,
                         "you may not create pods, even as a dry run; only the job's"
                         " master can find out",
                     )
                 ]
             if refused.status.reason != "AlreadyExists":
                 said = refusal(refused.status.code, refused.message)
-                weight = Weight.WARNING if said.retry else Weight.PROBLEM
-                findings.append(
-                    Finding("pods", weight, f"the cluster would refuse {title}: {said.reason}")
-                )
+                judge = warning if said.retry else problem
+                findings.append(judge("pods", f"the cluster would refuse {title}: {said.reason}"))
     if not findings:
         try:
             await api.create(
@@ -172,17 +149,9 @@ async def _pods(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
                 and "cannot create resource" not in refused.message
             ):
                 said = refusal(refused.status.code, refused.message)
-                findings.append(
-                    Finding(
-                        "pods", Weight.PROBLEM, f"the cluster would refuse the job: {said.reason}"
-                    )
-                )
+                findings.append(problem("pods", f"the cluster would refuse the job: {said.reason}"))
     return findings or [
-        Finding(
-            "pods",
-            Weight.FINE,
-            "the cluster would accept a pod of each role (pod security, webhooks, limits)",
-        )
+        fine("pods", "the cluster would accept a pod of each role (pod security, webhooks, limits)")
     ]
 
 
@@ -190,24 +159,14 @@ async def _quotas(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
     try:
         answer = await api.get(f"/api/v1/namespaces/{namespace}/resourcequotas")
     except ApiRefused:
-        return [
-            Finding(
-                "quota",
-                Weight.WARNING,
-                f"you may not read the quotas of namespace {namespace}",
-            )
-        ]
+        return [warning("quota", f"you may not read the quotas of namespace {namespace}")]
     workers, servers = spec.cluster.num_workers, spec.cluster.num_ps_pods
     least, most = needs(spec, workers.low, servers.low), needs(spec, workers.high, servers.high)
     findings = [
         finding for quota in answer.get("items") or () for finding in judged(quota, least, most)
     ]
     return findings or [
-        Finding(
-            "quota",
-            Weight.FINE,
-            "there is room for all processes" if answer.get("items") else "no quota",
-        )
+        fine("quota", "there is room for all processes" if answer.get("items") else "no quota")
     ]
 
 
@@ -254,26 +213,23 @@ def judged(
         state = f"quota {name}: {key} {counted}"
         if least[key] > limit:
             findings.append(
-                Finding(
+                problem(
                     "quota",
-                    Weight.PROBLEM,
                     f"{state}; the job needs {_amount(key, least[key])} to start, which exceeds the"
                     " quota",
                 )
             )
         elif taken + least[key] > limit:
             findings.append(
-                Finding(
+                warning(
                     "quota",
-                    Weight.WARNING,
                     f"{state}; the job needs {_amount(key, least[key])} to start, so it would wait",
                 )
             )
         elif taken + most[key] > limit:
             findings.append(
-                Finding(
+                warning(
                     "quota",
-                    Weight.WARNING,
                     f"{state}; with all workers the job needs {_amount(key, most[key])}, so it"
                     " would run with fewer",
                 )
@@ -289,17 +245,15 @@ def _amount(key: str, amount: Decimal) -> str:
 
 async def _priorities(api: ApiServer, spec: JobSpec, no_ladder: str) -> Findings:
     names = classes_of(spec)
-    findings = [Finding("priority", Weight.WARNING, no_ladder)] if no_ladder else []
+    findings = [warning("priority", no_ladder)] if no_ladder else []
     existing = await _priority_classes(api)
     findings += [
-        Finding("priority", Weight.PROBLEM, no_priority_class(name))
+        problem("priority", no_priority_class(name))
         for name in names
         if existing is not None and name not in existing
     ]
     named = ", ".join(names) if len(names) <= _FEW else f"{names[0]} to {names[-1]}"
-    return findings or [
-        Finding("priority", Weight.FINE, f"priority classes: {named or 'none requested'}")
-    ]
+    return findings or [fine("priority", f"priority classes: {named or 'none requested'}")]
 
 
 async def _priority_classes(api: ApiServer) -> frozenset[str] | None:
@@ -320,34 +274,30 @@ async def _claims(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
     ):
         claim = await _object(api, f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}")
         findings.append(_claim(name, claim, namespace))
-    return findings or [Finding("volumes", Weight.FINE, "no volume claim requested")]
+    return findings or [fine("volumes", "no volume claim requested")]
 
 
 def _claim(name: str, claim: Json | None, namespace: str) -> Finding:
     if claim is None:
-        return Finding(
+        return problem(
             "volumes",
-            Weight.PROBLEM,
             f"there is no volume claim {name} in namespace {namespace}; see `kubectl get pvc`",
         )
     if claim is _HIDDEN:
-        return Finding("volumes", Weight.WARNING, f"you may not read volume claim {name}")
+        return warning("volumes", f"you may not read volume claim {name}")
     phase = str((claim.get("status") or {}).get("phase") or "Pending")
     if phase == "Lost":
-        return Finding("volumes", Weight.PROBLEM, f"volume claim {name} has lost its volume")
+        return problem("volumes", f"volume claim {name} has lost its volume")
     if set((claim.get("spec") or {}).get("accessModes") or ()) <= {
         "ReadWriteOnce",
         "ReadWriteOncePod",
     }:
-        return Finding(
+        return warning(
             "volumes",
-            Weight.WARNING,
             f"volume claim {name} is for a single node, so all processes would have to run there",
         )
     waits = ", but is not bound yet" if phase == "Pending" else ""
-    return Finding(
-        "volumes", Weight.WARNING if waits else Weight.FINE, f"volume claim {name} exists{waits}"
-    )
+    return (warning if waits else fine)("volumes", f"volume claim {name} exists{waits}")
 
 
 async def _secrets(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
@@ -359,9 +309,8 @@ async def _secrets(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
         name: await _object(api, f"/api/v1/namespaces/{namespace}/secrets/{name}") for name in flags
     }
     findings = [
-        Finding(
+        problem(
             "image" if flag == "--image-pull-secrets" else "tls",
-            Weight.PROBLEM,
             f"there is no secret {name} in namespace {namespace}, which {flag} names",
         )
         for name, flag in flags.items()
@@ -369,8 +318,8 @@ async def _secrets(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
     ]
     page = found.get(spec.page_secret or "")
     if page and not {"tls.crt", "tls.key"} <= (page.get("data") or {}).keys():
-        problem = f"secret {spec.page_secret} has no tls.crt and tls.key, which --tls needs"
-        findings.append(Finding("tls", Weight.PROBLEM, problem))
+        text = f"secret {spec.page_secret} has no tls.crt and tls.key, which --tls needs"
+        findings.append(problem("tls", text))
     return findings
 
 
