@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from elasticdl.cli.jobs.master_http import MasterPage
+from elasticdl.cli.jobs.master_http import get_json
 from elasticdl.cluster.base import ExitStatus
 from elasticdl.errors import PermanentError, TransientError
 from elasticdl.history.diagnosis_text import entry_text
@@ -64,8 +64,8 @@ def test_the_page_gives_the_same_story_as_the_directory_and_a_report_is_made_fro
 ) -> None:
     async def scene(stage: Stage, _session: aiohttp.ClientSession) -> None:
         shard = await with_a_kill(stage)
-        page = MasterPage.at(f"{stage.url}/#token={TOKEN}")
-        found = await asyncio.to_thread(page.get, "/api/v1/snapshot")
+        page = f"{stage.url}/#token={TOKEN}"
+        found = await asyncio.to_thread(get_json, page, "/api/v1/snapshot")
         (loss,) = [entry for entry in found["story"]["entries"] if entry["what"] == "exit"]
         killed = f"worker-0 killed by signal 9 (SIGKILL), on shard {shard}; 32 records done"
         assert entry_text(loss) == f"{killed}; {loss['replaced_by']} replaces it"
@@ -78,7 +78,7 @@ def test_the_page_gives_the_same_story_as_the_directory_and_a_report_is_made_fro
         for name in (worker(1), worker(0)):
             (tmp_path / "logs").mkdir(exist_ok=True)
             (tmp_path / f"logs/{name}.log").write_text(f"the last words of {name} <b>")
-        whole = await asyncio.to_thread(page.get, "/api/v1/snapshot?logs=1")
+        whole = await asyncio.to_thread(get_json, page, "/api/v1/snapshot?logs=1")
         assert [one["process"] for one in whole["logs"]] == ["worker-0", "worker-1"], (
             "the one that was killed comes first"
         )
@@ -98,13 +98,11 @@ def test_a_page_without_the_token_and_one_that_is_gone_are_told_in_words(tmp_pat
         async with staged(tmp_path) as stage:
             addresses.append(stage.url)
             with pytest.raises(PermanentError, match="token is missing or wrong"):
-                await asyncio.to_thread(
-                    MasterPage.at(f"{stage.url}/#token=no").get, "/api/v1/snapshot"
-                )
+                await asyncio.to_thread(get_json, f"{stage.url}/#token=no", "/api/v1/snapshot")
 
     asyncio.run(scene())
     with pytest.raises(TransientError, match="cannot reach the master's page"):
-        MasterPage.at(f"{addresses[0]}/#token={TOKEN}").get("/api/v1/snapshot")
+        get_json(f"{addresses[0]}/#token={TOKEN}", "/api/v1/snapshot")
 
 
 def test_a_scrape_is_read_by_the_parser_of_prometheus_and_agrees_with_the_status(

@@ -293,10 +293,10 @@ class KubernetesJob:
 
     def _get(self, path: str) -> dict[str, Any]:
         """Call the HTTP API of the master. Raises ElasticDLError."""
-        from elasticdl.cli.jobs.master_http import MasterPage
+        from elasticdl.cli.jobs.master_http import get_json
 
         with self.page() as address:
-            return MasterPage.at(address).get(path)
+            return get_json(address, path)
 
     def close(self) -> None:
         """See Job. It may be used again."""

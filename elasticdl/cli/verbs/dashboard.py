@@ -68,10 +68,10 @@ def _see_that_it_answers(job: Job, address: str) -> None:
 
     Raises TransientError, PermanentError.
     """
-    from elasticdl.cli.jobs.master_http import MasterPage
+    from elasticdl.cli.jobs.master_http import get_json
 
     try:
-        MasterPage.at(address).get("/api/v1/status")
+        get_json(address, "/api/v1/status")
     except TransientError as error:
         hint = f"its master may be busy or starting: see `elasticdl status {job.name}`"
         raise TransientError(f"job {job.name}: {error.message}", hint=hint) from error
