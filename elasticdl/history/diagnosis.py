@@ -116,7 +116,21 @@ class Story:
             },
         }
 
-    def _put(self, entry: DiagnosisEntry) -> DiagnosisEntry:
+    def _put(
+        self,
+        event: JobEvent,
+        what: What,
+        text: str,
+        *,
+        lasted_s: float = 0.0,
+        seconds: float | None = None,
+        level: str = "info",
+        process: str = "",
+        cause: str = "",
+    ) -> DiagnosisEntry:
+        """Add what ended with the event and began `lasted_s` before it."""
+        at, at_s, frames = event.at - lasted_s, event.at_s - lasted_s, _frames(event)
+        entry = DiagnosisEntry(at, at_s, what, text, process, cause, seconds, level, frames=frames)
         self._entries.append(entry)
         self._count += 1
         return entry
@@ -211,16 +225,7 @@ class Story:
 
     def _put_slow_start(self, event: JobEvent, after_s: float, text: str) -> None:
         """Add a part of a start that ended with this event and took `after_s`."""
-        self._put(
-            DiagnosisEntry(
-                event.at - after_s,
-                event.at_s - after_s,
-                What.START,
-                text,
-                event.process,
-                seconds=after_s,
-            )
-        )
+        self._put(event, What.START, text, lasted_s=after_s, seconds=after_s, process=event.process)
 
     def _recover(self, event: JobEvent) -> None:
         entry = self._replacing.pop(event.process, None)
@@ -240,18 +245,8 @@ class Story:
             return
         shard = event.details.get("shard")
         level = "info" if cause in _EXPECTED else "warning"
-        entry = self._put(
-            DiagnosisEntry(
-                event.at,
-                event.at_s,
-                What.EXIT,
-                f"{event.process} {reason}",
-                event.process,
-                cause,
-                level=level,
-                frames=_frames(event),
-            )
-        )
+        text = f"{event.process} {reason}"
+        entry = self._put(event, What.EXIT, text, level=level, process=event.process, cause=cause)
         if cause in _EXPECTED:
             return
         if isinstance(shard, int):
@@ -283,10 +278,10 @@ class Story:
                 since_s = event.number("since_s", event.at_s)
                 entry = self._waits.get(what)
                 if entry is None:
-                    at = event.at - (event.at_s - since_s)
                     entry = self._waits[what] = self._put(
-                        DiagnosisEntry(at, since_s, What.WAIT, "", open=True, level="warning")
+                        event, What.WAIT, "", lasted_s=event.at_s - since_s, level="warning"
                     )
+                    entry.open = True
                 entry.text = f"for {awaited_text(what)}: {reason}"
             case EventKind.ENDED:
                 self._over(event, what, reason)
@@ -295,9 +290,7 @@ class Story:
 
     def _over(self, event: JobEvent, what: str, reason: str) -> None:
         seconds = event.number("waited_s")
-        entry = self._waits.pop(what, None) or self._put(
-            DiagnosisEntry(event.at - seconds, event.at_s - seconds, What.WAIT, "")
-        )
+        entry = self._waits.pop(what, None) or self._put(event, What.WAIT, "", lasted_s=seconds)
         entry.text, entry.seconds = f"for {awaited_text(what)}: {reason}", seconds
         entry.open, entry.level = False, "info"
         self._waited_s[what] = self._waited_s.get(what, 0.0) + seconds
@@ -317,20 +310,13 @@ class Story:
                     and event.details.get("phase")
                     in ("evaluating", "checkpointing", "exporting", "ending")
                 ):
-                    self._recovered_by_others(event)
+                    self._workers_recovered(event, OTHERS)
                 what = f"{'the preflight' if before == 'starting' else before} took"
                 if before == "working" and not self._worked and not self._compacted:
                     what = "no progress in"
                 took = f" ({what} {spoken(before_s)})" if before_s >= SLOW_S else ""
-                self._put(
-                    DiagnosisEntry(
-                        event.at,
-                        event.at_s,
-                        What.PHASE,
-                        f"{_first_line(event.text)}{took}",
-                        level=event.level,
-                    )
-                )
+                text = f"{_first_line(event.text)}{took}"
+                self._put(event, What.PHASE, text, level=event.level)
             case EventKind.ENDED:
                 self._has_ended = True
                 self._end_waits(event)
@@ -347,13 +333,13 @@ class Story:
             self._waited_s[what] = self._waited_s.get(what, 0.0) + wait.seconds
         self._waits.clear()
 
-    def _recovered_by_others(self, event: JobEvent) -> None:
-        """Record that existing workers finished lost workers' work before a replacement came."""
+    def _workers_recovered(self, event: JobEvent, by: str) -> None:
+        """Record that others do the work of lost workers before a replacement came."""
         for pending in (self._exits, self._replacing):
             for process in [
                 name for name, entry in pending.items() if entry.process.startswith("worker-")
             ]:
-                self._recovered_at(pending.pop(process), event.at_s, OTHERS)
+                self._recovered_at(pending.pop(process), event.at_s, by)
 
     def _begun(self, event: JobEvent) -> None:
         """Handle a new master: add the time that the job was away.
@@ -365,13 +351,9 @@ class Story:
         away_s = event.number("away_s")
         if not self._has_ended and away_s >= _AWAY_S:
             text = "for a master: the previous one was gone"
-            self._put(
-                DiagnosisEntry(
-                    event.at - away_s, event.at_s - away_s, What.WAIT, text, seconds=away_s
-                )
-            )
+            self._put(event, What.WAIT, text, lasted_s=away_s, seconds=away_s)
             self._waited_s[Awaited.MASTER] = self._waited_s.get(Awaited.MASTER, 0.0) + away_s
-        self._put(DiagnosisEntry(event.at, event.at_s, What.PHASE, event.text))
+        self._put(event, What.PHASE, event.text)
         self._has_ended = False
 
     def _begun_anew(self, event: JobEvent) -> None:
@@ -393,11 +375,7 @@ class Story:
                 f"the master was killed or lost with {amount(len(gone), 'process', 'processes')}:"
                 f" {listed}"
             )
-            self._put(
-                DiagnosisEntry(
-                    event.at - away_s, event.at_s - away_s, What.NOTE, text, level="error"
-                )
-            )
+            self._put(event, What.NOTE, text, lasted_s=away_s, level="error")
 
     def _gone_with_master(self) -> list[str]:
         """Count the processes that ended with the master, and return their names."""
@@ -415,15 +393,9 @@ class Story:
                     f"generation {event.number('generation'):.0f} of the ring,"
                     f" {amount(members, 'member')}: {reason}"
                 )
-                self._put(DiagnosisEntry(event.at, event.at_s, What.RING, text))
+                self._put(event, What.RING, text)
             case EventKind.COMPLETE:
-                for pending in (self._exits, self._replacing):
-                    for process in [
-                        name
-                        for name, entry in pending.items()
-                        if entry.process.startswith("worker-")
-                    ]:
-                        self._recovered_at(pending.pop(process), event.at_s, "ring")
+                self._workers_recovered(event, "ring")
             case _:
                 self._note(event)
 
@@ -431,24 +403,16 @@ class Story:
         seconds = event.number("seconds")
         if seconds >= SLOW_S:
             text = f"{_first_line(event.text)} ({spoken(seconds)})"
-            self._put(
-                DiagnosisEntry(
-                    event.at - seconds, event.at_s - seconds, What.PHASE, text, seconds=seconds
-                )
-            )
+            self._put(event, What.PHASE, text, lasted_s=seconds, seconds=seconds)
 
     def _note(self, event: JobEvent) -> None:
         self._put(
-            DiagnosisEntry(
-                event.at,
-                event.at_s,
-                What.NOTE,
-                _first_line(event.text),
-                event.process,
-                event.cause,
-                level=event.level,
-                frames=_frames(event),
-            )
+            event,
+            What.NOTE,
+            _first_line(event.text),
+            level=event.level,
+            process=event.process,
+            cause=event.cause,
         )
 
 
