@@ -346,7 +346,7 @@ def test_an_error_in_the_page_is_answered_and_the_job_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
-        monkeypatch.setattr(stage.watched, "shards", None)
+        monkeypatch.setattr(stage.core, "shards", None)
         found = await read(session, "/api/v1/shards", expected=500)
         assert "the job is unaffected" in found["error"]["hint"]
         await read(session, "/api/v1/status")

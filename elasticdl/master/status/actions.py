@@ -59,12 +59,12 @@ class Actions:
         low, high = _whole(asked, "min"), _whole(asked, "max")
         if not 1 <= low <= high <= MAX_WORKERS:
             raise Refusal(400, f"workers {low}:{high}: expected 1 <= min <= max <= {MAX_WORKERS}")
-        if why_not := self._view.why_not_scale(low, high):
+        if why_not := self._view.core.why_not_scale(low, high):
             text = f"cannot change the number of workers to {low}:{high}: {why_not}"
             raise Refusal(409, text)
         await self._view.post(ScaleRequested(self._view.at_s(), low, high))
         said = f"scaling to {amount(low, 'worker') if low == high else f'{low}–{high} workers'}"
-        if stays := self._view.what_steps_stay(high):
+        if stays := self._view.core.what_steps_stay(high):
             said += f"; {stays}"
         return answer({"said": said}, 202)
 
@@ -74,7 +74,7 @@ class Actions:
         number = _whole(asked, "servers")
         if not 1 <= number <= MAX_SERVERS:
             raise Refusal(400, f"{number} parameter servers: expected 1 to {MAX_SERVERS}")
-        if why_not := self._view.why_not_scale_servers():
+        if why_not := self._view.core.why_not_scale_servers():
             text = f"cannot change the number of parameter servers to {number}: {why_not}"
             raise Refusal(409, text)
         await self._view.post(ScaleServersRequested(self._view.at_s(), number))
@@ -91,14 +91,14 @@ class Actions:
                 f"{text[:60]!r} is not a process of this job",
                 "name a worker, such as worker-0",
             ) from None
-        if why_not := self._view.why_not_replace(name):
+        if why_not := self._view.core.why_not_replace(name):
             hint = (
                 "take a checkpoint, then end its process: the server restores from there"
                 if name.role == "ps"
                 else ""
             )
             raise Refusal(
-                409 if self._view.knows(name) else 404,
+                409 if self._view.core.knows(name) else 404,
                 f"cannot replace {name}: {why_not}",
                 hint,
             )
@@ -110,7 +110,7 @@ class Actions:
     async def checkpoint(self, request: web.Request) -> web.Response:
         """Handle {}: take a checkpoint now."""
         await _object(request, set())
-        if why_not := self._view.why_not_checkpoint():
+        if why_not := self._view.core.why_not_checkpoint():
             raise Refusal(409, f"cannot take a checkpoint: {why_not}")
         await self._view.post(CheckpointRequested(self._view.at_s()))
         return answer({"said": "checkpoint requested"}, 202)

@@ -12,7 +12,6 @@ from elasticdl.history.event_log import EventLog
 from elasticdl.history.snapshot import About, StatusReading, record_of, snapshot
 from elasticdl.job_status import JobStatus
 from elasticdl.jobdir.outcome import Outcome, end_state
-from elasticdl.master.core.data.shard_list import ShardPage, ShardQuery
 from elasticdl.master.core.events import Event
 from elasticdl.master.core.job_context import Phase
 from elasticdl.master.core.state import JobState
@@ -69,7 +68,7 @@ class JobView:
         collector: Collector,
     ) -> None:
         self.about = about
-        self._core, self._gateway, self._queue = core, gateway, queue
+        self.core, self._gateway, self._queue = core, gateway, queue
         self.event_log = event_log
         self.collector = collector
         self.cluster: Cluster | None = None
@@ -93,7 +92,7 @@ class JobView:
         """Return the status, at most half a second old."""
         now_s = self._queue.clock.now_s()
         if self._reading is None or now_s - self._read_s >= FRESH_S:
-            found = job_status(self._core, self._gateway)
+            found = job_status(self.core, self._gateway)
             view_age_s = self.cluster.view_age_s if self.cluster is not None else None
             wall_s = self._queue.clock.wall_s()
             self._reading = StatusReading(
@@ -119,37 +118,9 @@ class JobView:
             return None
         return Outcome(status.exit_code, status.outcome or "")
 
-    def shards(self, wish: ShardQuery) -> ShardPage:
-        """Return a page of the shards."""
-        return self._core.shards(wish)
-
     def at_s(self) -> float:
         """Return the job's time."""
         return self._queue.at_s()
-
-    def why_not_replace(self, name: ProcessName) -> str:
-        """See JobState."""
-        return self._core.why_not_replace(name)
-
-    def why_not_scale(self, low: int, high: int) -> str:
-        """See JobState."""
-        return self._core.why_not_scale(low, high)
-
-    def what_steps_stay(self, workers: int) -> str:
-        """See JobState."""
-        return self._core.what_steps_stay(workers)
-
-    def why_not_scale_servers(self) -> str:
-        """See JobState."""
-        return self._core.why_not_scale_servers()
-
-    def why_not_checkpoint(self) -> str:
-        """See JobState."""
-        return self._core.why_not_checkpoint()
-
-    def knows(self, name: ProcessName) -> bool:
-        """Return whether a process of that name exists or existed."""
-        return self._core.knows(name)
 
     async def post(self, event: Event) -> None:
         """Post an event and return when the core has handled it.
@@ -157,7 +128,7 @@ class JobView:
         Raises Refusal: 409 after the end of the job, 503 after a timeout.
         """
         over = Refusal(409, "the job has ended", "continue it with --resume, or read its report")
-        if self._core.over:
+        if self.core.over:
             raise over
         try:
             async with asyncio.timeout(_HANDLED_WITHIN_S):
@@ -170,6 +141,6 @@ class JobView:
                 "check later whether it took effect",
             ) from error
         except asyncio.CancelledError:
-            if self._core.over:
+            if self.core.over:
                 raise over from None
             raise

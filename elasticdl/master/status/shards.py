@@ -35,5 +35,6 @@ class Shards:
             )
         offset = number(request, "offset", 0, 0, _FAR)
         limit = number(request, "limit", _USUAL_ROWS, 1, MOST_ROWS)
-        page = self._view.shards(ShardQuery(ShardState(state) if state else None, offset, limit))
+        query = ShardQuery(ShardState(state) if state else None, offset, limit)
+        page = self._view.core.shards(query)
         return answer({"total": page.total, "shards": [asdict(row) for row in page.rows]})
