@@ -107,41 +107,37 @@ class _Scrape:
         phases: _Samples = [({"phase": str(phase)}, int(status.phase == phase)) for phase in Phase]
         yield self._gauge("job_phase", "1 for the current phase, 0 for the others.", phases)
         yield self._gauge(
-            "job_start_time_seconds", "Start of the job, in unix time.", [({}, about.started_at)]
+            "job_start_time_seconds", "Start of the job, in unix time.", about.started_at
         )
-        yield self._gauge("job_epoch", "The current epoch, from 0.", [({}, status.epoch)])
-        yield self._gauge("job_epochs", "Planned epochs.", [({}, status.epochs)])
+        yield self._gauge("job_epoch", "The current epoch, from 0.", status.epoch)
+        yield self._gauge("job_epochs", "Planned epochs.", status.epochs)
         yield self._gauge(
-            "job_waits", "Number of things that the job waits for.", [({}, len(status.waiting))]
+            "job_waits", "Number of things that the job waits for.", len(status.waiting)
         )
         yield self._gauge(
-            "stalled",
-            "1 while the job is stalled, else 0.",
-            [({}, int(status.stall is not None))],
+            "stalled", "1 while the job is stalled, else 0.", int(status.stall is not None)
         )
         over = status.exit_code is not None
         quiet_s = 0.0 if over else max(0.0, status.at_s - status.moved_s)
-        yield self._gauge(
-            "quiet_seconds", "Time since the last activity in the job.", [({}, quiet_s)]
-        )
+        yield self._gauge("quiet_seconds", "Time since the last activity in the job.", quiet_s)
 
     def _records(self) -> Iterator[Metric]:
         records = self._status.records
-        yield self._gauge("records_expected", "Records of all epochs.", [({}, records.expected)])
+        yield self._gauge("records_expected", "Records of all epochs.", records.expected)
         for name, what, count in (
             ("trained", "Records done.", records.trained),
             ("repeated", "Records done again after a loss.", records.repeated),
             ("bad", "Records that could not be read.", records.bad),
             ("lost", "Records skipped in parked shards.", records.lost),
         ):
-            yield self._counter(f"records_{name}", what, [({}, count)])
+            yield self._counter(f"records_{name}", what, count)
         yield self._gauge(
             "records_left",
             "Records of all epochs that are not trained yet, or never will be.",
-            [({}, records.left)],
+            records.left,
         )
         rate = self._status.records_per_s
-        yield self._gauge("records_per_second", "Records per second of all workers.", [({}, rate)])
+        yield self._gauge("records_per_second", "Records per second of all workers.", rate)
         shards = [
             ({"task": task, "state": state}, count)
             for task, counts in self._status.shards.items()
@@ -182,20 +178,16 @@ class _Scrape:
         yield self._counter("process_ends", "Ends of processes, by role and cause.", ends)
         dropped = [({"cause": cause}, count) for cause, count in status.dropped.items()]
         yield self._counter(
-            "messages_dropped",
-            "Messages between processes that had no effect, by cause.",
-            dropped,
+            "messages_dropped", "Messages between processes that had no effect, by cause.", dropped
         )
         ring = status.ring
         yield self._gauge(
             "ring_generation",
             "The newest generation of the ring.",
-            [({}, ring.generation)] if ring else [],
+            ring.generation if ring else None,
         )
         yield self._gauge(
-            "ring_members",
-            "Members of the newest generation.",
-            [({}, len(ring.members))] if ring else [],
+            "ring_members", "Members of the newest generation.", len(ring.members) if ring else None
         )
 
     def _times(self) -> Iterator[Metric]:
@@ -203,7 +195,7 @@ class _Scrape:
         yield self._gauge(
             "goodput_ratio",
             "Share of the workers' time that computed what is in the model.",
-            [({}, account.share)] if account else [],
+            account.share if account else None,
         )
         # Not a counter: computing becomes repeated computing when weights are lost.
         yield self._gauge(
@@ -217,43 +209,41 @@ class _Scrape:
 
     def _model(self) -> Iterator[Metric]:
         status = self._status
-        yield self._gauge("model_version", "Updates applied to the model.", [({}, status.version)])
+        yield self._gauge("model_version", "Updates applied to the model.", status.version)
         updates = status.updates
         yield self._gauge(
             "updates_applied",
             "Updates in the model, of this job and the runs that it continues.",
-            [({}, updates.applied)] if updates else [],
+            updates.applied if updates else None,
         )
         yield self._counter(
             "updates_lost",
             "Updates lost with parameter servers.",
-            [({}, updates.lost)] if updates else [],
+            updates.lost if updates else None,
         )
         yield self._counter(
             "updates_repeated",
             "Updates undone because weights were lost.",
-            [({}, updates.repeated)] if updates else [],
+            updates.repeated if updates else None,
         )
         loss = status.loss
-        yield self._gauge(
-            "loss", "Mean training loss of the last steps.", [] if loss is None else [({}, loss)]
-        )
+        yield self._gauge("loss", "Mean training loss of the last steps.", loss)
         known = {name: value for name, value in status.metrics.items() if value is not None}
         metrics = [({"metric": name}, value) for name, value in known.items()]
         yield self._gauge("evaluation_metric", "Values of the last evaluation.", metrics)
-        newest = status.checkpoints[-1:]
+        newest = status.checkpoints[-1] if status.checkpoints else None
         yield self._gauge(
             "checkpoint_version",
             "Version of the newest complete checkpoint.",
-            [({}, one.version) for one in newest],
+            newest.version if newest else None,
         )
         yield self._gauge(
             "checkpoint_bytes",
             "Size of the newest complete checkpoint.",
-            [({}, one.bytes) for one in newest],
+            newest.bytes if newest else None,
         )
-        ages: _Samples = [({}, max(0.0, status.at_s - one.at_s)) for one in newest]
-        yield self._gauge("checkpoint_age_seconds", "Age of the newest complete checkpoint.", ages)
+        age_s = max(0.0, status.at_s - newest.at_s) if newest else None
+        yield self._gauge("checkpoint_age_seconds", "Age of the newest complete checkpoint.", age_s)
 
     def _processes(self) -> Iterator[Metric]:
         found = list(self._status.gauges.items())[:MOST_PROCESSES]
@@ -274,16 +264,17 @@ class _Scrape:
         ]
         yield self._counter("process_cpu_seconds", "CPU time used by a process.", seconds)
 
-    def _gauge(self, name: str, what: str, samples: _Samples) -> Metric:
-        family = GaugeMetricFamily(f"elasticdl_{name}", what)
-        for labels, value in samples:
-            family.add_sample(family.name, {"job": self._about.name, **labels}, float(value))
-        return family
+    def _gauge(self, name: str, what: str, samples: _Samples | float | None) -> Metric:
+        return self._filled(GaugeMetricFamily(f"elasticdl_{name}", what), "", samples)
 
-    def _counter(self, name: str, what: str, samples: _Samples) -> Metric:
-        family = CounterMetricFamily(f"elasticdl_{name}", what)
+    def _counter(self, name: str, what: str, samples: _Samples | float | None) -> Metric:
+        return self._filled(CounterMetricFamily(f"elasticdl_{name}", what), "_total", samples)
+
+    def _filled(self, family: Metric, suffix: str, samples: _Samples | float | None) -> Metric:
+        """Add samples; a number is the only one, None is none."""
+        if not isinstance(samples, Sequence):
+            samples = [] if samples is None else [({}, samples)]
         for labels, value in samples:
-            family.add_sample(
-                f"{family.name}_total", {"job": self._about.name, **labels}, float(value)
-            )
+            labels = {"job": self._about.name, **labels}
+            family.add_sample(f"{family.name}{suffix}", labels, float(value))
         return family
