@@ -84,17 +84,8 @@ class JobEvent:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the line as plain values."""
-        return {
-            "seq": self.seq,
-            "at": self.at,
-            "at_s": self.at_s,
-            "kind": self.kind,
-            "text": self.text,
-            "process": self.process,
-            "cause": self.cause,
-            "level": self.level,
-            "details": dict(self.details),
-        }
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return {**values, "details": dict(self.details)}
 
 
 def job_event(row: Mapping[str, Any], seq: int) -> JobEvent:
