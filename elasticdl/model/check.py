@@ -56,12 +56,11 @@ def check(
         module = load_module(spec.model)
         return JobPreflight(spec, module, stages, processes=processes, again=again).run()
     except ElasticDLError as error:
-        return {
-            "ok": False,
-            "error": error.message,
-            "hint": error.hint,
-            "exit_code": int(ExitCode.USAGE),
-        }
+        return _failed(error.message, error.hint)
+
+
+def _failed(error: str, hint: str) -> dict[str, Any]:
+    return {"ok": False, "error": error, "hint": hint, "exit_code": int(ExitCode.USAGE)}
 
 
 def main() -> int:
@@ -82,12 +81,7 @@ def main() -> int:
         )
     except Exception as error:  # noqa: BLE001 - the top of the process: the caller always gets an answer
         trace = traceback.format_exc(limit=-4)
-        answer_fields = {
-            "ok": False,
-            "error": f"the check itself failed: {error!r}",
-            "hint": trace,
-            "exit_code": int(ExitCode.USAGE),
-        }
+        answer_fields = _failed(f"the check itself failed: {error!r}", trace)
     stages.answer(_jsonable(answer_fields))
     return 0 if answer_fields["ok"] else int(answer_fields["exit_code"])
 
