@@ -27,8 +27,7 @@ from elasticdl.cluster.base import (
 from elasticdl.cluster.event_bus import EventBus, ProcessEvent
 from elasticdl.cluster.kubernetes.apiserver import ApiAway, ApiRefused, ApiServer
 from elasticdl.cluster.kubernetes.creating import Creator
-from elasticdl.cluster.kubernetes.gang import POD_GROUPS
-from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL, pod_name
+from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL, collection, pod_name
 from elasticdl.cluster.kubernetes.log_archive import LogArchive
 from elasticdl.cluster.kubernetes.manifests import pod as pod_manifest
 from elasticdl.cluster.kubernetes.plans import Json, Owner, PodPlan
@@ -54,12 +53,6 @@ _LAST_LINES_LIMIT_S = 2.0
 _LOG_LIMIT_S = 5.0
 _CUT_MESSAGE_BYTES = 2000
 """A termination message of this length lacks its beginning; the log has the whole tail."""
-_PLURALS = {
-    "Service": "services",
-    "Secret": "secrets",
-    "NetworkPolicy": "networkpolicies",
-    "PodGroup": POD_GROUPS,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,14 +169,7 @@ class KubernetesCluster:
     async def provide(self, objects: Iterable[Json]) -> None:
         """Create the job's objects that are missing and are not pods. Raises CreateRefused."""
         for made in objects:
-            await self._creator.create(self.path_of(made).rpartition("/")[0], made)
-
-    def path_of(self, made: Json) -> str:
-        """The path of an object that `provide` creates."""
-        version, plural = str(made["apiVersion"]), _PLURALS[made["kind"]]
-        root = f"/api/{version}" if version == "v1" else f"/apis/{version}"
-        namespace, name = self._owner.namespace, made["metadata"]["name"]
-        return f"{root}/namespaces/{namespace}/{plural}/{name}"
+            await self._creator.create(collection(made, self._owner.namespace), made)
 
     async def delete(self, name: ProcessName, *, grace_s: float, for_good: bool = False) -> None:
         """Send SIGTERM, and SIGKILL after `grace_s` (whole seconds, at least 1).

@@ -9,19 +9,12 @@ from enum import StrEnum
 from typing import final
 
 from elasticdl.cluster.kubernetes.apiserver import ApiRefused, ApiServer
+from elasticdl.cluster.kubernetes.labels import collection, plural
 from elasticdl.cluster.kubernetes.plans import Json
 from elasticdl.errors import ClusterRefused
 
 _AT_ONCE = 16
-_PLURALS = {
-    "PriorityClass": "priorityclasses",
-    "ClusterRole": "clusterroles",
-    "ClusterRoleBinding": "clusterrolebindings",
-    "ServiceAccount": "serviceaccounts",
-    "Role": "roles",
-    "RoleBinding": "rolebindings",
-    "ResourceQuota": "resourcequotas",
-}
+_CLUSTER_WIDE = ("PriorityClass", "ClusterRole", "ClusterRoleBinding")
 _COMPARED = ("value", "preemptionPolicy", "rules", "roleRef", "subjects", "spec")
 _FIXED = {"PriorityClass": ("value", "preemptionPolicy"), "RoleBinding": ("roleRef",)}
 _FIXED["ClusterRoleBinding"] = _FIXED["RoleBinding"]
@@ -66,7 +59,8 @@ async def set_up(api: ApiServer, objects: Sequence[Json], namespace: str) -> tup
 
 async def _one(api: ApiServer, made: Json, namespace: str) -> SetUp:
     kind, name = str(made["kind"]), str(made["metadata"]["name"])
-    path = _collection(made, namespace)
+    within = made["metadata"].get("namespace") or namespace
+    path = collection(made, "" if kind in _CLUSTER_WIDE else within)
     try:
         await api.create(path, made)
         return SetUp(kind, name, SetupResult.CREATED)
@@ -85,15 +79,6 @@ async def _one(api: ApiServer, made: Json, namespace: str) -> SetUp:
         raise _refused(refused, f"update {kind} {name}") from refused
 
 
-def _collection(made: Json, namespace: str) -> str:
-    version = str(made["apiVersion"])
-    root = f"/api/{version}" if version == "v1" else f"/apis/{version}"
-    plural = _PLURALS[made["kind"]]
-    if made["kind"] in ("PriorityClass", "ClusterRole", "ClusterRoleBinding"):
-        return f"{root}/{plural}"
-    return f"{root}/namespaces/{made['metadata'].get('namespace') or namespace}/{plural}"
-
-
 def _same(made: Json, existing: Json) -> bool:
     return all(existing.get(key) == made.get(key) for key in _COMPARED if key in made)
 
@@ -108,7 +93,7 @@ def _refuse_fixed(made: Json, existing: Json) -> None:
             raise ClusterRefused(
                 f"{kind} {name} exists with {key} {existing.get(key)!r}, expected {made[key]!r},"
                 " and Kubernetes does not change it",
-                hint=f"kubectl delete {_PLURALS[kind]} {name}{within}, then run this again{after}",
+                hint=f"kubectl delete {plural(kind)} {name}{within}, then run this again{after}",
             )
 
 

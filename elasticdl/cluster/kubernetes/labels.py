@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from elasticdl.cluster.base import ProcessName, Role
 
@@ -90,3 +91,19 @@ def parse_labels(values: Mapping[str, str]) -> ProcessName:
         int(values.get(INDEX_LABEL, 0)),
         int(values.get(INCARNATION_LABEL, 0)),
     )
+
+
+def plural(kind: str) -> str:
+    """The name of a kind's collection: `networkpolicies`."""
+    name = kind.lower()
+    if name.endswith("y"):
+        return f"{name.removesuffix('y')}ies"
+    return f"{name}es" if name.endswith("s") else f"{name}s"
+
+
+def collection(made: Mapping[str, Any], namespace: str) -> str:
+    """The path of an object's collection on the API server; '': it is in no namespace."""
+    version = str(made["apiVersion"])
+    root = f"/api/{version}" if version == "v1" else f"/apis/{version}"
+    within = f"/namespaces/{namespace}" if namespace else ""
+    return f"{root}{within}/{plural(made['kind'])}"

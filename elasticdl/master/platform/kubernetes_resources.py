@@ -20,7 +20,7 @@ from elasticdl.cluster.kubernetes import rights
 from elasticdl.cluster.kubernetes.api_refusals import refusal
 from elasticdl.cluster.kubernetes.apiserver import ApiAway, ApiRefused, ApiServer
 from elasticdl.cluster.kubernetes.cluster import KubernetesCluster
-from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL, master_selector
+from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL, collection, master_selector
 from elasticdl.cluster.kubernetes.manifests import (
     AUTHORITY_KEY,
     AUTHORITY_PRIVATE_KEY,
@@ -351,7 +351,8 @@ class KubernetesResources:
         cluster = KubernetesCluster(self._api, self._owner, _no_pods)
         for made in self._lasting():
             try:
-                await self._api.get(cluster.path_of(made))
+                path = collection(made, self._owner.namespace)
+                await self._api.get(f"{path}/{made['metadata']['name']}")
             except ApiRefused as refused:
                 if refused.status.code != 404:
                     raise
