@@ -7,10 +7,10 @@ JSON holds no NaN and no infinity: such a loss or metric becomes None.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -239,7 +239,7 @@ class Goodput:
     @staticmethod
     def from_json(value: object) -> Goodput:
         """Parse the field of receipt.json, as `JobStatus.from_json`."""
-        return _read(_goodputs(), "goodput", value)
+        return _read(Goodput, "goodput", value)
 
     def by_kind(self) -> dict[str, float]:
         """Seconds of each class, the longest first."""
@@ -275,13 +275,13 @@ class Receipt:
 
     def to_json(self) -> dict[str, object]:
         """Return the content of receipt.json."""
-        plain: dict[str, object] = _receipts().dump_python(self, mode="json")
+        plain: dict[str, object] = _adapter(Receipt).dump_python(self, mode="json")
         return plain
 
     @staticmethod
     def from_json(value: object) -> Receipt:
         """Parse the content of receipt.json, as `JobStatus.from_json`."""
-        return _read(_receipts(), "receipt", value)
+        return _read(Receipt, "receipt", value)
 
 
 @final
@@ -396,7 +396,7 @@ class JobStatus:
         rounds = tuple(replace(one, values=_finite(one.values)) for one in self.rounds)
         loss = _finite({"loss": self.loss})["loss"]
         status = replace(self, loss=loss, metrics=_finite(self.metrics), rounds=rounds)
-        plain: dict[str, object] = _statuses().dump_python(status, mode="json")
+        plain: dict[str, object] = _adapter(JobStatus).dump_python(status, mode="json")
         return plain
 
     @staticmethod
@@ -405,7 +405,7 @@ class JobStatus:
 
         Ignores unknown fields. Raises ValueError that names each missing or mistyped field.
         """
-        return _read(_statuses(), "status", value)
+        return _read(JobStatus, "status", value)
 
 
 def unknown_status(message: str) -> JobStatus:
@@ -449,11 +449,13 @@ def _finite(values: Mapping[str, float | None]) -> dict[str, float | None]:
     }
 
 
-def _read(adapter: TypeAdapter[T], what: str, value: object) -> T:
+def _read(kind: Callable[..., T], what: str, value: object) -> T:
     from pydantic import ValidationError
 
+    plain = dict(value) if isinstance(value, Mapping) else value
     try:
-        return adapter.validate_python(dict(value) if isinstance(value, Mapping) else value)
+        parsed: T = _adapter(kind).validate_python(plain)
+        return parsed
     except ValidationError as error:
         problems = [
             f"{'.'.join(map(str, one['loc'])) or what}: {one['msg']}"
@@ -462,23 +464,9 @@ def _read(adapter: TypeAdapter[T], what: str, value: object) -> T:
         raise ValueError(f"not a job {what} of this version: {'; '.join(problems)}") from error
 
 
-# Not for every `--help`: pydantic is slow to import and to compile a schema.
 @cache
-def _statuses() -> TypeAdapter[JobStatus]:
+def _adapter(kind: Any) -> TypeAdapter[Any]:  # noqa: ANN401 - a class
+    # Not for every `--help`: pydantic is slow to import and to compile a schema.
     from pydantic import TypeAdapter
 
-    return TypeAdapter(JobStatus)
-
-
-@cache
-def _goodputs() -> TypeAdapter[Goodput]:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(Goodput)
-
-
-@cache
-def _receipts() -> TypeAdapter[Receipt]:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(Receipt)
+    return TypeAdapter(kind)
