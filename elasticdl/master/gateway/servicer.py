@@ -95,6 +95,17 @@ def _valid() -> Iterator[None]:
         raise _InvalidMessage(str(error)) from error
 
 
+@contextmanager
+def _answering(call: Call) -> Iterator[None]:
+    """Answer with a status if the block raises _InvalidMessage or Refused."""
+    try:
+        yield
+    except _InvalidMessage as error:
+        _invalid(call, str(error))
+    except Refused as refused:
+        call.abort(grpc.StatusCode.FAILED_PRECONDITION, refused.message)
+
+
 class RequestChecks(Protocol):
     """Which requests of users a job can still fulfil."""
 
@@ -192,7 +203,7 @@ class MasterService:
 
     async def Attach(self, request: pb.AttachRequest, call: Call) -> pb.AttachReply:
         caller = call.caller
-        try:
+        with _answering(call):
             with _valid():
                 event = self._attached(caller, request)
                 certificate = self._welcome.certificate(event.name, request.public_key)
@@ -201,10 +212,7 @@ class MasterService:
                 event.name,
                 caller.instance,
                 Returning(
-                    received,
-                    request.revocation,
-                    tuple(request.unsettled),
-                    event.control_address,
+                    received, request.revocation, tuple(request.unsettled), event.control_address
                 ),
             )
             if known:
@@ -218,10 +226,6 @@ class MasterService:
                 loaded=request.loaded,
                 not_loaded=request.not_loaded,
             )
-        except _InvalidMessage as error:
-            _invalid(call, error)
-        except Refused as refused:
-            _refuse(call, refused)
         servers = self._gateway.orders.servers
         place, stands_by = self._checks.place_of(event.name.index)
         is_server = event.name.role is Role.PS
@@ -246,42 +250,33 @@ class MasterService:
     async def RequestLease(self, request: pb.LeaseRequest, call: Call) -> pb.LeaseReply:
         name = _name(call)
         if not request.wait_s >= 0:
-            call.abort(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"{name} requested a lease with wait_s={request.wait_s}; expected at least 0",
+            _invalid(
+                call, f"{name} requested a lease with wait_s={request.wait_s}; expected at least 0"
             )
         wait_s, number = min(request.wait_s, _LONGEST_POLL_S), request.ring_number
         if number < 0:
-            call.abort(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"{name} requested item {number} of the ring; expected at least 0",
-            )
+            _invalid(call, f"{name} requested item {number} of the ring; expected at least 0")
         await self._gateway.returning.all_are_back()
-        try:
+        with _answering(call):
             answer = await self._gateway.poll(
                 name, request.sequence, wait_s, ring_number=number, at_mark=request.at_mark
             )
-        except Refused as refused:
-            _refuse(call, refused)
         return messages.lease_answer_to_wire(answer)
 
     async def TakeTurn(self, request: pb.TurnRequest, call: Call) -> pb.TurnReply:
         name, turns = await self._of_steps(call)
         if not request.wait_s >= 0 or request.number < 1 or request.epoch < 0:
-            _invalid(call, ValueError(f"{name} asked for a turn with {request}"))
+            _invalid(call, f"{name} asked for a turn with {request}")
+        wait_s = min(request.wait_s, _LONGEST_POLL_S)
         step, reason = await turns.take(
-            name,
-            request.number,
-            request.epoch,
-            request.revocation,
-            min(request.wait_s, _LONGEST_POLL_S),
+            name, request.number, request.epoch, request.revocation, wait_s
         )
         return pb.TurnReply(step=step, wait_reason=reason)
 
     async def EndTurn(self, request: pb.EndTurnRequest, call: Call) -> pb.EndTurnReply:
         name, turns = await self._of_steps(call)
         if not 0 <= request.examples <= _MOST_EXAMPLES or min(request.number, request.sequence) < 0:
-            _invalid(call, ValueError(f"{name} ended a turn with {request}"))
+            _invalid(call, f"{name} ended a turn with {request}")
         made = None
         if request.sequence:
             made = Contribution(name, request.sequence, request.examples)
@@ -291,12 +286,8 @@ class MasterService:
 
     async def Report(self, request: pb.ReportRequest, call: Call) -> pb.ReportReply:
         await self._gateway.returning.all_are_back()
-        try:
+        with _answering(call):
             return await self._reported(_name(call), request)
-        except _InvalidMessage as error:
-            _invalid(call, error)
-        except Refused as refused:
-            _refuse(call, refused)
 
     async def _reported(self, name: ProcessName, request: pb.ReportRequest) -> pb.ReportReply:
         """Handle a report, and the request for a lease that it may carry.
@@ -342,10 +333,7 @@ class MasterService:
             return await self._scale_servers(request.servers, call)
         low, high = request.min_workers, request.max_workers
         if not 1 <= low <= high <= MAX_WORKERS:
-            call.abort(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"workers {low}:{high}: expected 1 <= MIN <= MAX <= {MAX_WORKERS}",
-            )
+            _invalid(call, f"workers {low}:{high}: expected 1 <= MIN <= MAX <= {MAX_WORKERS}")
         if why_not := self._checks.why_not_scale(low, high):
             text = f"cannot change the number of workers to {low}:{high}: {why_not}"
             call.abort(grpc.StatusCode.OUT_OF_RANGE, text)
@@ -354,10 +342,7 @@ class MasterService:
 
     async def _scale_servers(self, number: int, call: Call) -> pb.ScaleReply:
         if not 1 <= number <= MAX_SERVERS:
-            call.abort(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"{number} parameter servers: expected 1 to {MAX_SERVERS}",
-            )
+            _invalid(call, f"{number} parameter servers: expected 1 to {MAX_SERVERS}")
         if why_not := self._checks.why_not_scale_servers():
             text = f"cannot change the number of parameter servers to {number}: {why_not}"
             call.abort(grpc.StatusCode.OUT_OF_RANGE, text)
@@ -387,10 +372,7 @@ class MasterService:
         """The worker that calls, and the turns of a job that trains in steps."""
         name, turns = _name(call), self._gateway.turns
         if name.role is not Role.WORKER or turns is None:
-            call.abort(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"{name} asked for a turn; expected a worker of a job with --sync",
-            )
+            _invalid(call, f"{name} asked for a turn; expected a worker of a job with --sync")
         self._gateway.sessions.heard(name)
         return name, turns
 
@@ -423,9 +405,5 @@ class MasterService:
         )
 
 
-def _refuse(call: Call, refused: Refused) -> NoReturn:
-    call.abort(grpc.StatusCode.FAILED_PRECONDITION, refused.message)
-
-
-def _invalid(call: Call, error: Exception) -> NoReturn:
-    call.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+def _invalid(call: Call, why: str) -> NoReturn:
+    call.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
