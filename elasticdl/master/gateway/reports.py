@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 
 from elasticdl.cluster.base import ProcessName
 from elasticdl.master.core.events import (
@@ -52,18 +53,7 @@ def events_of(worker: ProcessName, report: Report, at_s: float) -> Iterator[Even
     if report.stop_asked:
         yield WorkerStopRequested(at_s, worker, report.stop_asked)
     if (ring := report.ring) is not None:
-        yield RingReported(
-            at_s,
-            worker,
-            ring.ready,
-            ring.entered,
-            ring.broken,
-            ring.leaving,
-            ring.problem,
-            ring.version,
-            ring.number,
-            ring.offset,
-        )
+        yield RingReported(at_s, worker, **asdict(ring))
     if report.state is not None:
         yield state_reported(worker, report.state, at_s)
 
