@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 import signal
+from collections.abc import Mapping
+from typing import Any
 
 NOTHING = "–"
 """Shown for an unknown number."""
@@ -50,6 +52,21 @@ def characters(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
+
+
+def finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    """Replace what JSON cannot hold: NaN and infinity by null, and lone surrogates."""
+    match value:
+        case float():
+            return value if value - value == 0.0 else None
+        case str():
+            return characters(str(value))
+        case Mapping():
+            return {characters(str(key)): finite(one) for key, one in value.items()}
+        case list() | tuple():
+            return [finite(one) for one in value]
+        case _:
+            return value
 
 
 def done_word(action: str) -> str:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
-from elasticdl.formatting import characters
+from elasticdl.formatting import finite
 from elasticdl.history.diagnosis import Story
 from elasticdl.history.event_log import KEPT, EventLog, read_events
 from elasticdl.history.job_event import EventKind, JobEvent, meaning
@@ -144,21 +144,6 @@ def snapshot(
         "logs": list(logs),
     }
     return {key: finite(value) for key, value in whole.items()}
-
-
-def finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value
-    """Replace what JSON cannot hold: NaN and infinity by null, and lone surrogates."""
-    match value:
-        case float():
-            return value if value - value == 0.0 else None
-        case str():
-            return characters(value)
-        case Mapping():
-            return {characters(str(key)): finite(one) for key, one in value.items()}
-        case list() | tuple():
-            return [finite(one) for one in value]
-        case _:
-            return value
 
 
 def record_of(event_log: EventLog, status: JobStatus) -> Record:

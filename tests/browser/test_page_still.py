@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Dialog, Page, Route, expect
 
-from elasticdl.history.snapshot import finite
+from elasticdl.formatting import finite
 from elasticdl.job_status import (
     CheckpointStatus,
     ClusterShare,

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import codecs
 import json
-import math
-import re
 import sys
-from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any
 
-_LONE = re.compile("[\ud800-\udfff]")
-"""Lone surrogates, as in a file name that is not UTF-8: no program could read them back."""
+from elasticdl.formatting import finite
 
 
 class Format(StrEnum):
@@ -32,14 +27,14 @@ def render(value: object, form: Format) -> str:
     if form is Format.YAML:
         from elasticdl.yaml_documents import as_yaml
 
-        text = as_yaml(_clean(value), ascii_only=not _takes_utf8())
-        return text if _is_shown(text) else as_yaml(_clean(value), ascii_only=True)
+        text = as_yaml(finite(value), ascii_only=not _takes_utf8())
+        return text if _is_shown(text) else as_yaml(finite(value), ascii_only=True)
     return as_json(value, indent=2)
 
 
 def as_json(value: object, indent: int | None = None) -> str:
     """Return the same as one JSON value; on one line without `indent`."""
-    text = json.dumps(_clean(value), indent=indent, ensure_ascii=not _takes_utf8(), allow_nan=False)
+    text = json.dumps(finite(value), indent=indent, ensure_ascii=not _takes_utf8(), allow_nan=False)
     if not _is_shown(text):
         # Only strings have such characters: line breaks outside of them are the only others.
         text = "".join(
@@ -51,20 +46,6 @@ def as_json(value: object, indent: int | None = None) -> str:
 def _is_shown(text: str) -> bool:
     """Return whether a document has no characters that a terminal obeys, such as C1 and bidi."""
     return text.replace("\n", "").isprintable()
-
-
-def _clean(value: object) -> Any:  # noqa: ANN401 - plain data
-    match value:
-        case str():
-            return _LONE.sub("\N{REPLACEMENT CHARACTER}", str(value))
-        case float():
-            return value if math.isfinite(value) else None
-        case Mapping():
-            return {_clean(key): _clean(item) for key, item in value.items()}
-        case list() | tuple():
-            return [_clean(item) for item in value]
-        case _:
-            return value
 
 
 def _takes_utf8() -> bool:

@@ -8,7 +8,7 @@ from typing import final
 
 from aiohttp import web
 
-from elasticdl.history.snapshot import finite
+from elasticdl.formatting import finite
 
 API = "/api/v1"
 NO_STORE = {"Cache-Control": "no-store"}
