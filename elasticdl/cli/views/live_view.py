@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO, final
 
 from elasticdl.cli.views import progress
 from elasticdl.cli.views.console import plain, tell
-from elasticdl.formatting import duration, number
+from elasticdl.formatting import number
 from elasticdl.job_status import JobStatus
 
 if TYPE_CHECKING:
@@ -116,21 +116,17 @@ def picture(status: JobStatus, events: Sequence[str], columns: int = 80) -> Grou
     from rich.table import Table
     from rich.text import Text
 
-    job, epoch, remaining = progress.job_share(status), progress.epoch_share(status), status.eta_s
+    job, epoch = progress.job_share(status), progress.epoch_share(status)
     bars = Table.grid(padding=(0, 1))
     shown = [("job", job)] + ([("epoch", epoch)] if status.epochs > 1 else [])
     bar = min(_LONGEST_BAR, max(_SHORTEST_BAR, columns - _BESIDE_A_BAR))
     for title, share in shown:
         words = f"{share.percent:>5}  {share.done:,} of {share.expected:,}"
         bars.add_row(title, ProgressBar(total=1.0, completed=share.fraction, width=bar), words)
-    rate = f"{number(status.records_per_s)} records/s"
-    facts = [rate, *progress.version(status), *progress.measures(status)]
-    if remaining is not None:
-        facts.insert(0, f"ETA {duration(remaining)}")
     parts: list[Any] = [
         Text(plain(status.message), style="bold"),
         bars,
-        Text(" · ".join(facts)),
+        Text(progress.facts(status)),
         _process_table(status),
     ]
     parts += [Text(f"waiting: {plain(reason)}", style="yellow") for reason in status.waiting[:4]]

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias, final
 from elasticdl.cli.views import progress
 from elasticdl.cli.views.console import plain, without_token
 from elasticdl.cli.views.progress import Share
-from elasticdl.formatting import amount, duration, number
+from elasticdl.formatting import amount
 from elasticdl.job_status import JobStatus
 
 _EVERY_S = 1.0
@@ -90,7 +90,7 @@ def picture(title: str, status: JobStatus | None, events: Sequence[str] = ()) ->
         parts[0] += f": {_text(status.message)}"
         parts += [
             _bars(status),
-            f"<div>{_text(' · '.join(_facts(status)))}</div>",
+            f"<div>{_text(progress.facts(status))}</div>",
             _processes(status),
         ]
         parts += [f"<div><i>waiting: {_text(reason)}</i></div>" for reason in status.waiting[:4]]
@@ -99,13 +99,6 @@ def picture(title: str, status: JobStatus | None, events: Sequence[str] = ()) ->
     return Html(
         f'<div style="font-size:90%;line-height:1.5">{"".join(parts)}</div>', ": ".join(words)
     )
-
-
-def _facts(status: JobStatus) -> list[str]:
-    remaining = status.eta_s
-    rate = f"{number(status.records_per_s)} records/s"
-    facts = [rate, *progress.version(status), *progress.measures(status)]
-    return [*([f"ETA {duration(remaining)}"] if remaining is not None else []), *facts]
 
 
 def _bars(status: JobStatus) -> str:

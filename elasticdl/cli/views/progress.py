@@ -128,6 +128,13 @@ def processes(status: JobStatus) -> list[ProcessStatus]:
     return [process for process in status.processes if process.state != "ended"]
 
 
+def facts(status: JobStatus) -> str:
+    """Return what a picture of the job shows below its bars."""
+    eta = [] if status.eta_s is None else [f"ETA {duration(status.eta_s)}"]
+    rate = f"{number(status.records_per_s)} records/s"
+    return " · ".join([*eta, rate, *version(status), *measures(status)])
+
+
 def head(status: JobStatus) -> str:
     """Describe the job in one line."""
     share = job_share(status)
