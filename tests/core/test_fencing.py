@@ -10,8 +10,8 @@ import pytest
 
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.errors import TransientError
-from elasticdl.master.executor import fencing
 from elasticdl.master.executor.fencing import Fences
+from elasticdl.master.gateway import ps_registry
 from elasticdl.master.gateway.ps_registry import PsRegistry
 from elasticdl.rpc.ps_control import Fenced
 from elasticdl.shard import Applied, ShardId
@@ -103,7 +103,7 @@ def test_a_server_is_asked_until_it_answers_and_each_pause_is_longer(
         waits.append(attempt)
         return 0.0
 
-    monkeypatch.setattr(fencing, "delay_s", soon)
+    monkeypatch.setattr(ps_registry, "delay_s", soon)
 
     async def scene() -> None:
         scene = Scene()

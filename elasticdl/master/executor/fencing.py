@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterable
 from typing import final
 
-from elasticdl.errors import ElasticDLError
 from elasticdl.master.gateway.ps_registry import PsRegistry, Server
 from elasticdl.rpc.ps_control import Fenced
-from elasticdl.rpc.retry import delay_s
 
-_LOG = logging.getLogger(__name__)
 _ATTEMPT_S = 2.0
 
 
@@ -71,14 +67,6 @@ class Fences:
         await asyncio.gather(*(self._ask(server, worker) for worker in tuple(self._fenced)))
 
     async def _ask(self, server: Server, worker: str) -> Fenced | None:
-        attempt = 0
-        while not server.gone.is_set():
-            attempt += 1
-            try:
-                return await server.control.fence(worker, timeout_s=_ATTEMPT_S)
-            except ElasticDLError as error:
-                _LOG.warning(
-                    "fence of %s at %s, attempt %d: %s", worker, server.name, attempt, error
-                )
-            await server.gone_within(delay_s(attempt))
-        return None
+        return await server.answer(
+            lambda control: control.fence(worker, timeout_s=_ATTEMPT_S), f"fence of {worker}"
+        )

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, final
 
 from elasticdl.errors import ElasticDLError, TransientError
 from elasticdl.master.gateway.ps_registry import PsRegistry, Server
-from elasticdl.rpc.ps_control import ServerCut, ServerSaved
+from elasticdl.rpc.ps_control import ServerControl, ServerCut, ServerSaved
 from elasticdl.rpc.retry import delay_s
 from elasticdl.shard import Applied, SnapshotId
 
@@ -170,20 +171,11 @@ class Snapshots:
     async def unseal(self, snapshot: SnapshotId) -> None:
         """Undo a seal at all servers: ask each until it answers or is gone."""
         # A cut that is under way may be about to seal; servers refuse that from now on.
-        await asyncio.gather(
-            *(self._unseal_at(server, snapshot) for server in self._registry.attached())
+        await self._tell_all(
+            lambda control: control.unseal(snapshot, timeout_s=self._limits.drop_s),
+            f"unseal of view {snapshot}",
+            tries=sys.maxsize,
         )
-
-    async def _unseal_at(self, server: Server, snapshot: SnapshotId) -> None:
-        attempt = 0
-        while not server.gone.is_set():
-            attempt += 1
-            try:
-                return await server.control.unseal(snapshot, timeout_s=self._limits.drop_s)
-            except ElasticDLError as error:
-                _LOG.warning("unseal of %s, attempt %d: %s", server.name, attempt, error)
-            await server.gone_within(self._limits.drop_delay_s(attempt))
-        return None
 
     async def save(
         self,
@@ -229,10 +221,12 @@ class Snapshots:
     async def drop(self, snapshot: SnapshotId, *, saved: bool = False) -> None:
         """Release a view at all servers; `saved` makes it the base of the next checkpoint.
 
-        Retry each until it answers, is gone, or the tries run out.
+        Retry each until it answers, is gone, or the tries run out. An unreleased view costs memory
+        and one of the server's few places for views until the server ends.
         """
-        await asyncio.gather(
-            *(self._drop_at(server, snapshot, saved) for server in self._registry.attached())
+        await self._tell_all(
+            lambda control: control.drop(snapshot, saved=saved, timeout_s=self._limits.drop_s),
+            f"drop of view {snapshot}",
         )
 
     async def keep(self, snapshots: Sequence[SnapshotId]) -> None:
@@ -242,41 +236,24 @@ class Snapshots:
         """
         # A cut that begins meanwhile must wait: a call that arrives late would release its view.
         async with self._cutting:
-            await asyncio.gather(
-                *(self._keep_at(server, snapshots) for server in self._registry.attached())
+            await self._tell_all(
+                lambda control: control.keep(snapshots, timeout_s=self._limits.drop_s),
+                "views of an earlier master",
             )
 
-    async def _keep_at(self, server: Server, snapshots: Sequence[SnapshotId]) -> None:
-        limits = self._limits
-        for attempt in range(1, limits.drop_tries + 1):
-            try:
-                return await server.control.keep(snapshots, timeout_s=limits.drop_s)
-            except ElasticDLError as error:
-                _LOG.warning("views of %s, attempt %d: %s", server.name, attempt, error)
-            if await server.gone_within(limits.drop_delay_s(attempt)):
-                return
-
-    async def _drop_at(self, server: Server, snapshot: SnapshotId, saved: bool) -> None:
-        """Release a view at one server.
-
-        An unreleased view costs memory and one of the server's few places for views until the
-        server ends.
-        """
-        limits = self._limits
-        for attempt in range(1, limits.drop_tries + 1):
-            try:
-                await server.control.drop(snapshot, saved=saved, timeout_s=limits.drop_s)
-                return
-            except ElasticDLError as error:
-                last = error
-            if await server.gone_within(limits.drop_delay_s(attempt)):
-                return
-        _LOG.error(
-            "%s did not drop view %d in %d attempts: %s",
-            server.name,
-            snapshot,
-            limits.drop_tries,
-            last,
+    async def _tell_all(
+        self,
+        call: Callable[[ServerControl], Awaitable[None]],
+        doing: str,
+        *,
+        tries: int | None = None,
+    ) -> None:
+        tries, pause_s = tries or self._limits.drop_tries, self._limits.drop_delay_s
+        await asyncio.gather(
+            *(
+                server.answer(call, doing, tries=tries, pause_s=pause_s)
+                for server in self._registry.attached()
+            )
         )
 
     async def _open(self, servers: Sequence[Server]) -> None:

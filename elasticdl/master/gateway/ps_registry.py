@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+import sys
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TypeAlias, final
+from typing import TypeAlias, TypeVar, final
 
 from elasticdl.cluster.base import ProcessName
-from elasticdl.errors import TransientError
+from elasticdl.errors import ElasticDLError, TransientError
 from elasticdl.rpc.ps_control import ServerControl
+from elasticdl.rpc.retry import delay_s
+
+T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
 
 Connect: TypeAlias = Callable[[ProcessName, str], ServerControl]
 
@@ -28,6 +34,29 @@ class Server:
     memory: int = 0
     kept: bool = False
     gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def answer(
+        self,
+        call: Callable[[ServerControl], Awaitable[T]],
+        doing: str,
+        *,
+        tries: int = sys.maxsize,
+        pause_s: Callable[[int], float] | None = None,
+    ) -> T | None:
+        """Repeat a call until the server answers; None if it is gone, or after so many `tries`.
+
+        `pause_s` returns the pause after each of them; `delay_s` by default.
+        """
+        for attempt in range(1, tries + 1):
+            if self.gone.is_set():
+                break
+            try:
+                return await call(self.control)
+            except ElasticDLError as error:
+                level = logging.WARNING if attempt < tries else logging.ERROR
+                _LOG.log(level, "%s at %s, attempt %d: %s", doing, self.name, attempt, error)
+            await self.gone_within((pause_s or delay_s)(attempt))
+        return None
 
     async def gone_within(self, seconds: float) -> bool:
         """Wait up to `seconds` and return whether the server is gone."""

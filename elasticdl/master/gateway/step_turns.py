@@ -7,7 +7,6 @@ so every gradient of a step is computed at the same version.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -15,7 +14,6 @@ from dataclasses import dataclass
 from typing import final
 
 from elasticdl.cluster.base import ProcessName
-from elasticdl.errors import ElasticDLError
 from elasticdl.master.core.events import GradientDropped, StepApplied, StepDelayed
 from elasticdl.master.core.ps.step_waits import StepWaits
 from elasticdl.master.core.ps.steps import Contribution, LeasePart, Outlook, Steps
@@ -24,9 +22,7 @@ from elasticdl.master.gateway.order_streams import OrderStreams
 from elasticdl.master.gateway.ps_registry import Holder, PsRegistry, Server
 from elasticdl.rpc.conversation import Settled
 from elasticdl.rpc.ps_control import RecentSteps
-from elasticdl.rpc.retry import delay_s
 
-_LOG = logging.getLogger(__name__)
 _ATTEMPT_S = 10.0
 _DROPS_KEPT = 64
 """Dropped pushes per worker to repeat on a new order stream, beside those of two whole steps: more
@@ -144,24 +140,15 @@ class StepTurns:
     async def _recent_on(self, index: int) -> tuple[Server | None, RecentSteps | None]:
         """Return a server and its newest steps; its next process if it ends meanwhile."""
         while (server := await self._registry.present(index)) is not None:
-            if (recent := await self._recent_at(server)) is not None:
+            recent = await server.answer(
+                lambda control: control.recent_steps(timeout_s=_ATTEMPT_S), "recent steps"
+            )
+            if recent is not None:
                 self._registry.learn(server, recent.memory)
                 return server, recent
             if not self._registry.returns_s:
                 break
         return None, None
-
-    async def _recent_at(self, server: Server) -> RecentSteps | None:
-        """Return the newest steps of a server; None if it is gone."""
-        attempt = 0
-        while not server.gone.is_set():
-            attempt += 1
-            try:
-                return await server.control.recent_steps(timeout_s=_ATTEMPT_S)
-            except ElasticDLError as error:
-                _LOG.warning("steps of %s, attempt %d: %s", server.name, attempt, error)
-            await server.gone_within(delay_s(attempt))
-        return None
 
     def _settle_told(self, worker: ProcessName) -> None:
         """Settle the pushes of a worker; what is not in the model is trained again."""
@@ -362,15 +349,9 @@ class StepTurns:
     ) -> int | None:
         """Apply a step at one server; None if the server is gone."""
         named = [(str(one.worker), one.sequence, one.examples) for one in contributions]
-        attempt = 0
-        while not server.gone.is_set():
-            attempt += 1
-            try:
-                return await server.control.apply_step(step, named, timeout_s=_ATTEMPT_S)
-            except ElasticDLError as error:
-                _LOG.warning("step %d at %s, attempt %d: %s", step, server.name, attempt, error)
-            await server.gone_within(delay_s(attempt))
-        return None
+        return await server.answer(
+            lambda control: control.apply_step(step, named, timeout_s=_ATTEMPT_S), f"step {step}"
+        )
 
     def _drop(self, worker: ProcessName, why: str, *, partly_applied: bool = False) -> None:
         """Have the core take the leases of a worker back: their records are trained later.
