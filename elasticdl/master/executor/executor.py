@@ -118,22 +118,6 @@ class Executor:
                 self._queue.spawn("ring check", self._look_again(after_s))
             case do.PublishServers():
                 self._gateway.publish(command.addresses, command.first)
-            case (
-                do.TakeSnapshot()
-                | do.SaveSnapshot()
-                | do.HurrySnapshot()
-                | do.DropSnapshot()
-                | do.KeepSnapshots()
-            ):
-                self._snapshot(command)
-            case (
-                do.LoadServers()
-                | do.RestoreServers()
-                | do.UnsealServers()
-                | do.FinishServers()
-                | do.KeepServers()
-            ):
-                self._resize(command)
             case do.PruneCheckpoints(version, held):
                 self._queue.spawn(
                     "removal of old checkpoints", self._deps.archive.prune(version, held)
@@ -149,7 +133,7 @@ class Executor:
             case do.FinishJob():
                 self.finish = command
             case _:
-                self._tell(command)
+                self._snapshot(command)
 
     def _tell(self, command: do.Command) -> None:
         """Carry out a command that is a message to a worker."""
@@ -175,14 +159,8 @@ class Executor:
             case _:
                 raise TypeError(f"unknown command {command}")
 
-    def _snapshot(
-        self,
-        command: do.TakeSnapshot
-        | do.SaveSnapshot
-        | do.HurrySnapshot
-        | do.DropSnapshot
-        | do.KeepSnapshots,
-    ) -> None:
+    def _snapshot(self, command: do.Command) -> None:
+        """Carry out a command about a view of the servers, or another one."""
         match command:
             case do.TakeSnapshot():
                 self._queue.spawn(f"cut of view {command.snapshot}", self._cut(command))
@@ -203,16 +181,11 @@ class Executor:
                     f"drop of view {command.snapshot}",
                     self._deps.snapshots.drop(command.snapshot, saved=command.saved),
                 )
+            case _:
+                self._resize(command)
 
-    def _resize(
-        self,
-        command: do.LoadServers
-        | do.RestoreServers
-        | do.UnsealServers
-        | do.FinishServers
-        | do.KeepServers,
-    ) -> None:
-        """Carry out a part of a change of the number of servers."""
+    def _resize(self, command: do.Command) -> None:
+        """Carry out a part of a change of the number of servers, or another command."""
         match command:
             case do.LoadServers(servers, directory):
                 for server in servers:
@@ -229,6 +202,8 @@ class Executor:
                     self._order(server, Finish())
             case do.KeepServers(number):
                 self._deps.archive.keep_servers(number)
+            case _:
+                self._tell(command)
 
     async def _start(self, command: do.StartProcess) -> None:
         name = command.name

@@ -15,8 +15,6 @@ from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.master.core.data.resuming import RunBefore, counts_of, repeated_at_least
 from elasticdl.master.journal.recovery import last_start
 
-_Counts = Mapping[int, tuple[int, int]]
-
 
 def run_before(directory: JobDirectory) -> RunBefore:
     """Return facts about a killed or ended training in the directory; empty if unknown.
@@ -43,7 +41,7 @@ def run_before(directory: JobDirectory) -> RunBefore:
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             receipt = json.loads(directory.receipt.read_text(encoding="utf-8"))
             updates = UpdateCounts(**receipt["updates"]) if receipt.get("updates") else None
-            return replace(known, counts=_newer(started, _counts(receipt)), updates=updates)
+            return replace(known, counts={**started, **_counts(receipt)}, updates=updates)
     if since_s is None:
         return known
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -51,13 +49,9 @@ def run_before(directory: JobDirectory) -> RunBefore:
         # to other runs.
         rows = [row for row in last_measured(directory) if float(row["at_s"]) >= since_s]
         trained = max([trained, *(int(row["records"]) for row in rows)])
-    counted = _newer(started, counts)
+    # The later ones may lack epochs.
+    counted = {**started, **counts}
     return replace(known, counts=counted, trained=trained, killed=True, updates=updates)
-
-
-def _newer(start: _Counts, later: _Counts) -> _Counts:
-    """Counts at the start of a run and later in it; the later ones may lack epochs."""
-    return {**start, **later}
 
 
 def _counts(receipt: Mapping[str, Any]) -> dict[int, tuple[int, int]]:
