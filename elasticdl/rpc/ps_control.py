@@ -18,6 +18,7 @@ from elasticdl.errors import ElasticDLError, PermanentError, TransientError
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc import messages
 from elasticdl.rpc.channel import Credentials
+from elasticdl.rpc.conversation import WrittenFile
 from elasticdl.rpc.elasticdl_pb2_grpc import ParameterServerStub
 from elasticdl.rpc.retry import mapped
 from elasticdl.rpc.secured import LOOK_S, connected_async
@@ -47,15 +48,6 @@ class ServerCut:
 
 
 @dataclass(frozen=True, slots=True)
-class SavedFile:
-    """A file that a server wrote, relative to the given directory."""
-
-    name: str
-    bytes: int
-    checksum: str
-
-
-@dataclass(frozen=True, slots=True)
 class ServerSaved:
     """What one server wrote of a view. `parameters` is the job's `ParametersSpec` as JSON.
 
@@ -63,7 +55,7 @@ class ServerSaved:
     `paused_s` of the time it took were pauses.
     """
 
-    files: tuple[SavedFile, ...]
+    files: tuple[WrittenFile, ...]
     version: int
     rows: int
     parameters: str
@@ -259,7 +251,7 @@ class GrpcServerControl:
     ) -> ServerSaved:
         request = pb.SaveRequest(snapshot=snapshot, directory=directory, base=base, pause_s=pause_s)
         reply: pb.SaveReply = await self._call("Save", request, timeout_s)
-        files = tuple(SavedFile(one.name, one.bytes, one.checksum) for one in reply.files)
+        files = tuple(WrittenFile(one.name, one.bytes, one.checksum) for one in reply.files)
         return ServerSaved(
             files, reply.version, reply.rows, reply.parameters, reply.delta, reply.paused_s
         )

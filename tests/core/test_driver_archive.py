@@ -30,7 +30,8 @@ from elasticdl.master.core.data.sharding import ShardPlan
 from elasticdl.master.executor.checkpoint_archive import CheckpointArchive, SavedCheckpoint
 from elasticdl.master.executor.snapshots import Snapshots
 from elasticdl.master.gateway.ps_registry import PsRegistry
-from elasticdl.rpc.ps_control import Fenced, RecentSteps, SavedFile, ServerCut, ServerSaved
+from elasticdl.rpc.conversation import WrittenFile
+from elasticdl.rpc.ps_control import Fenced, RecentSteps, ServerCut, ServerSaved
 from elasticdl.shard import SnapshotId, Source
 
 pytestmark = pytest.mark.core
@@ -64,7 +65,7 @@ class Writer:
         delta = self.notes_changes and base is not None
         rows = 1 if delta else 10
         path.write_bytes(b"row" * rows)
-        file = SavedFile(path.name, 3 * rows, self.checksum or store.checksum(path))
+        file = WrittenFile(path.name, 3 * rows, self.checksum or store.checksum(path))
         return ServerSaved((file,), 0, 7, self.parameters, delta, min(pause_s, self.pauses_s))
 
     async def hurry(self, snapshot: SnapshotId, *, timeout_s: float) -> None:

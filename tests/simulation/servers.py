@@ -17,9 +17,9 @@ import numpy as np
 
 from elasticdl.errors import Corrupted, ElasticDLError, ExitCode, Refused, TransientError
 from elasticdl.master.core.ps.server_map import ServerMap
-from elasticdl.rpc.conversation import Drain, Finish, Load, Order, Report, Restore
+from elasticdl.rpc.conversation import Drain, Finish, Load, Order, Report, Restore, WrittenFile
 from elasticdl.rpc.parameters import Pulled, Pushed, Update
-from elasticdl.rpc.ps_control import Fenced, RecentSteps, SavedFile, ServerCut, ServerSaved
+from elasticdl.rpc.ps_control import Fenced, RecentSteps, ServerCut, ServerSaved
 from elasticdl.shard import Applied, SnapshotId
 from tests.simulation.cluster import Running
 from tests.simulation.scheduler import Process, Scheduler, Task
@@ -500,7 +500,7 @@ class Control:
                 raise TransientError("No space left on device")
             self._world.disk.servers.setdefault(directory, {})[self._server.index] = view
             return ServerSaved(
-                (SavedFile(f"server-{self._server.index}", 1, "crc32c:00000000"),),
+                (WrittenFile(f"server-{self._server.index}", 1, "crc32c:00000000"),),
                 view.version,
                 0,
                 "{}",

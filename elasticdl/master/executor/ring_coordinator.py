@@ -15,7 +15,7 @@ from elasticdl.errors import TransientError
 from elasticdl.master.core.commands import PublishRing
 from elasticdl.master.gateway.order_streams import OrderStreams
 from elasticdl.rpc.conversation import RingDrop, RingGeneration, RingSave, RingSaved
-from elasticdl.rpc.ps_control import SavedFile, ServerSaved
+from elasticdl.rpc.ps_control import ServerSaved
 from elasticdl.rpc.rendezvous import Rendezvous, new_scopes
 from elasticdl.shard import SnapshotId
 
@@ -158,8 +158,7 @@ class RingCoordinator:
             del self._saving[snapshot]
         if saved.problem:
             raise TransientError(f"{holder}: {saved.problem}")
-        files = tuple(SavedFile(one.name, one.bytes, one.checksum) for one in saved.files)
-        return (ServerSaved(files, saved.version, saved.rows, saved.parameters),)
+        return (ServerSaved(saved.files, saved.version, saved.rows, saved.parameters),)
 
     def saved(self, worker: ProcessName, saved: RingSaved) -> bool:
         """Record a worker's result of `save`; return False if nobody waits for it."""
