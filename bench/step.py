@@ -23,7 +23,6 @@ import numpy as np
 import tensorflow as tf
 
 from bench.deepfm_data import arrays
-from elasticdl.embedding.reference_optimizers import initial_slot
 from elasticdl.embedding.table import native_optimizer, native_table
 from elasticdl.job_sections import ModelSection
 from elasticdl.model.module import load_module
@@ -31,6 +30,7 @@ from elasticdl.model.ps_model import PsModel
 from elasticdl.model.step import CompiledStep
 from elasticdl.native import _native
 from elasticdl.rpc.parameters import Pulled
+from tests.reference_optimizers import initial_slot
 
 PARTS = ("prepare", "pull", "step", "push")
 

@@ -74,7 +74,7 @@ class InitializerSpec:
     def __init__(self, kind: str, a: float, b: float) -> None: ...
 
 class Table:
-    """An elasticdl.embedding.table.Table. All its arrays have the table's dtype."""
+    """See embedding/native/table.h. All its arrays have the table's dtype."""
 
     def __init__(
         self,

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticdl.embedding.reference import ReferenceTable
 from elasticdl.embedding.spec import (
     Dtype,
     InitializerKind,
@@ -20,7 +19,8 @@ from elasticdl.embedding.spec import (
     OptimizerSpec,
     TableSpec,
 )
-from elasticdl.embedding.table import LIVE, Table, native_table
+from elasticdl.embedding.table import native_table
+from tests.reference_table import LIVE, ReferenceTable, Table
 
 pytestmark = pytest.mark.contract
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from elasticdl.embedding.reference import ReferenceTable
 from elasticdl.embedding.spec import (
     DenseSpec,
     Dtype,
@@ -36,6 +35,7 @@ from tests.contract.ps_stage import (
     rich_spec,
     update,
 )
+from tests.reference_table import ReferenceTable
 
 pytestmark = pytest.mark.contract
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from elasticdl.embedding.reference import ReferenceTable
 from elasticdl.embedding.spec import (
     Dtype,
     InitializerKind,
@@ -22,6 +21,7 @@ from elasticdl.embedding.spec import (
 )
 from elasticdl.embedding.table import native_optimizer, native_table
 from elasticdl.native import _native
+from tests.reference_table import ReferenceTable
 
 pytestmark = pytest.mark.core
 

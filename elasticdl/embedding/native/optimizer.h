@@ -1,6 +1,6 @@
 // Update rules of parameter servers, element by element. Formulae and order of operations are Keras 3's
 // (keras/src/optimizers/{base_optimizer,sgd,adam,adagrad,ftrl}.py), in float32 or float64; nothing is contracted to FMA, so
-// every instruction set gives the same bits, and elasticdl/embedding/reference_optimizers.py gives them too.
+// every instruction set gives the same bits, and tests/reference_optimizers.py gives them too.
 #pragma once
 #include <cstddef>
 #include <cstdint>
