@@ -25,7 +25,6 @@ from bench.jobs import cpu_time_s
 from bench.load import Load
 from bench.load_client import CALL_S
 from elasticdl.cluster.base import ExitStatus, ProcessName, ProcessSpec
-from elasticdl.cluster.fake import FakeCluster
 from elasticdl.cluster.local.supervisor.channel import Channel
 from elasticdl.cluster.local.supervisor.messages import RESTART_VARIABLE, Predecessor, Welcome
 from elasticdl.cluster.local.supervisor.port_reservations import PortReservations
@@ -35,6 +34,7 @@ from elasticdl.job_choices import TLS_OFF, TLS_ON, Action
 from elasticdl.jobdir.layout import JobDirectory, write_atomically
 from elasticdl.master.preflight import Preflight, save_preflight
 from elasticdl.shard import Source
+from tests.fake_cluster import FakeCluster
 
 ROOT = Path(__file__).parent.parent
 PROCESSES = 4

@@ -30,7 +30,6 @@ import aiohttp
 from bench import paint
 from elasticdl.clock import ManualClock
 from elasticdl.cluster.base import ProcessName, Role
-from elasticdl.cluster.fake import FakeCluster
 from elasticdl.history.event_log import EventLog
 from elasticdl.history.snapshot import about
 from elasticdl.job import JobSpec
@@ -50,6 +49,7 @@ from elasticdl.page import render_page
 from elasticdl.rpc.conversation import Progress
 from elasticdl.rpc.ps_control import GrpcServerControl
 from elasticdl.shard import Applied, Lease, Source, Task
+from tests.fake_cluster import FakeCluster
 
 WORKERS, SHARDS, SHARD_RECORDS, BATCH = 1000, 100_000, 4096, 64
 REPORT_EVERY_S = 2.0

@@ -1,4 +1,4 @@
-"""The latest event of every process, for the listeners of the local and the fake cluster.
+"""The latest event of every process, for the listeners of the local cluster.
 
 Everything runs on one event loop; there are no locks.
 """

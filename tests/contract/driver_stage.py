@@ -18,7 +18,6 @@ import grpc.aio
 
 from elasticdl.clock import Clock, ManualClock
 from elasticdl.cluster.base import ProcessName, ProcessSpec
-from elasticdl.cluster.fake import FakeCluster
 from elasticdl.errors import PermanentError
 from elasticdl.history.event_log import EventLog
 from elasticdl.history.lines import JsonLines
@@ -57,6 +56,7 @@ from elasticdl.shard import Lease, Shard, ShardId, Task
 from elasticdl.tls import CertifiedKey
 from elasticdl.tls.contexts import server_context
 from elasticdl.tokens import process_token
+from tests.fake_cluster import FakeCluster
 
 TOKEN = "the-token-of-this-job"
 TERM = 3

@@ -22,7 +22,6 @@ from elasticdl.cluster.base import (
     ProcessSpec,
     Role,
 )
-from elasticdl.cluster.fake import FakeCluster
 from elasticdl.errors import PermanentError, Refused
 from elasticdl.history.event_log import EventLog
 from elasticdl.history.lines import JsonLines
@@ -43,6 +42,7 @@ from elasticdl.master.gateway.ps_registry import PsRegistry
 from elasticdl.rpc.conversation import Finished, Progress, Report
 from elasticdl.rpc.ps_control import Fenced, ServerCut
 from elasticdl.shard import Applied, Lease, SnapshotId, Source, Task
+from tests.fake_cluster import FakeCluster
 from tests.waiting import until_async
 
 SPEED = 10.0

@@ -15,7 +15,6 @@ import aiohttp
 
 from elasticdl.clock import SystemClock
 from elasticdl.cluster.base import Cluster, ProcessName, ProcessSpec
-from elasticdl.cluster.fake import FakeCluster
 from elasticdl.errors import PermanentError
 from elasticdl.history.event_log import EventLog
 from elasticdl.history.lines import JsonLines
@@ -45,6 +44,7 @@ from elasticdl.master.status.limits import PageLimits
 from elasticdl.master.status.server import StatusServer
 from elasticdl.rpc.ps_control import GrpcServerControl
 from elasticdl.shard import Applied, Lease, ShardId, Source, Task
+from tests.fake_cluster import FakeCluster
 
 TOKEN = "the-token-of-this-job"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}

@@ -25,9 +25,9 @@ from elasticdl.cluster.base import (
     ProcessSpec,
     Role,
 )
-from elasticdl.cluster.fake import FakeCluster
 from elasticdl.cluster.local.cluster import LocalCluster
 from elasticdl.cluster.local.supervisor.supervised_cluster import SupervisedCluster
+from tests.fake_cluster import FakeCluster
 from tests.supervised import Supervised
 from tests.waiting import until_async
 

@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 
 from elasticdl.cluster.base import ProcessName, Role
-from elasticdl.cluster.fake import (
+from elasticdl.errors import ExitCode
+from elasticdl.master.core.commands import FinishJob
+from tests.contract.fake_job import SOURCE, FakeJob
+from tests.fake_cluster import (
     DELETED,
     EVICTED,
     NODE_TAINTED,
@@ -22,9 +25,6 @@ from elasticdl.cluster.fake import (
     no_image,
     no_program,
 )
-from elasticdl.errors import ExitCode
-from elasticdl.master.core.commands import FinishJob
-from tests.contract.fake_job import SOURCE, FakeJob
 
 pytestmark = pytest.mark.contract
 

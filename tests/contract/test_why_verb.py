@@ -13,7 +13,6 @@ import pytest
 
 from elasticdl.cli.main import run
 from elasticdl.cluster.base import ProcessName, Role
-from elasticdl.cluster.fake import OUT_OF_MEMORY, PREEMPTED
 from elasticdl.errors import ExitCode
 from elasticdl.history.diagnosis_text import story_of_lines
 from elasticdl.history.event_log import EventLog
@@ -23,6 +22,7 @@ from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.master.core.commands import FinishJob
 from elasticdl.master.outcome import leave_outcome, leave_report, outcome_of, tell_story
 from tests.contract.fake_job import FakeJob
+from tests.fake_cluster import OUT_OF_MEMORY, PREEMPTED
 
 pytestmark = pytest.mark.contract
 QUOTA = "quota team exhausted: cpu 8 of 8 used, 2 more asked for"

@@ -16,7 +16,7 @@ from elasticdl.cluster.base import (
     Role,
 )
 from elasticdl.cluster.event_bus import MOST_TAILS, EventBus
-from elasticdl.cluster.fake import FakeCluster
+from tests.fake_cluster import FakeCluster
 
 pytestmark = pytest.mark.core
 W0, W1 = ProcessName(Role.WORKER, 0), ProcessName(Role.WORKER, 1)

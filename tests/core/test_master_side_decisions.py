@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from elasticdl.clock import ManualClock
 from elasticdl.cluster.base import ExitStatus, ProcessName, ProcessSpec, Role
-from elasticdl.cluster.fake import FakeCluster
 from elasticdl.errors import ExitCode, PermanentError, Refused, TransientError, UserError
 from elasticdl.history.lines import JsonLines
 from elasticdl.job import JobSpec
@@ -41,6 +40,7 @@ from elasticdl.rpc.ps_control import ServerCut
 from elasticdl.rpc.retry import delay_s, mapped
 from elasticdl.shard import Applied, Lease, Shard, ShardId, SnapshotId, Task
 from elasticdl.tokens import process_token
+from tests.fake_cluster import FakeCluster
 
 pytestmark = pytest.mark.core
 

@@ -9,16 +9,6 @@ from typing import Any
 import pytest
 
 from elasticdl.cluster.base import ExitStatus, Role
-from elasticdl.cluster.fake import (
-    DELETED,
-    EVICTED,
-    NODE_LOST,
-    NODE_TAINTED,
-    OUT_OF_MEMORY,
-    PREEMPTED,
-    no_image,
-    no_program,
-)
 from elasticdl.errors import ExitCode
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
@@ -28,6 +18,16 @@ from elasticdl.master.core.processes.causes import Cause, Verdict, verdict_of
 from elasticdl.master.core.processes.memory_limits import MemoryLimits, MemoryPolicy
 from elasticdl.shard import Source
 from tests.core.conftest import Bench
+from tests.fake_cluster import (
+    DELETED,
+    EVICTED,
+    NODE_LOST,
+    NODE_TAINTED,
+    OUT_OF_MEMORY,
+    PREEMPTED,
+    no_image,
+    no_program,
+)
 from tests.present import present
 
 pytestmark = pytest.mark.core
