@@ -45,7 +45,6 @@ class CountRange(BaseModel, frozen=True, extra="forbid"):
         return self.low < self.high
 
     def nearest(self, number: int) -> int:
-        """The number in the range that is nearest to this one."""
         return min(self.high, max(self.low, number))
 
     @classmethod

@@ -132,7 +132,6 @@ class ReceivedLease:
 
     @classmethod
     def of(cls, lease: Lease) -> ReceivedLease:
-        """Return that of a lease."""
         shard = lease.shard.id if lease.shard is not None else None
         return cls(lease.task, shard, lease.attempt, lease.round)
 

@@ -66,7 +66,6 @@ class TimeUse(StrEnum):
 
     @property
     def kind(self) -> str:
-        """The class."""
         return self.value.partition(".")[0]
 
 

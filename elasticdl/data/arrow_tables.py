@@ -96,7 +96,6 @@ class TableFormat(ABC, Generic[F]):
         self._files: dict[str, F] = {}
 
     def metadata(self, file: DataFile) -> Metadata:
-        """See FileFormat."""
         schema = self._headers(file).schema
         names = chosen_columns(schema, self._names, file.path)
         if file.path not in self._lengths:
@@ -105,7 +104,6 @@ class TableFormat(ABC, Generic[F]):
         return metadata_of_schema(schema, names, self._lengths[file.path], file.path)
 
     def count(self, file: DataFile) -> int:
-        """See FileFormat."""
         runs = self._headers(file).runs
         return runs[-1].last if runs else 0
 
@@ -114,7 +112,6 @@ class TableFormat(ABC, Generic[F]):
         return 0, ()
 
     def blocks(self, file: DataFile, begin: int, end: int) -> Iterator[Block]:
-        """See FileFormat."""
         names = self.metadata(file).column_names
         return self._tables.blocks(
             file,
@@ -125,7 +122,6 @@ class TableFormat(ABC, Generic[F]):
         )
 
     def place(self, file: DataFile, number: int) -> str:
-        """See FileFormat."""
         return record_location(file.path, number)
 
     def _headers(self, file: DataFile) -> F:

@@ -151,7 +151,6 @@ class ColumnsReader:
         return (replace(self._source, fingerprint="+".join(fingerprints(self._files))),)
 
     def read(self, shard: Shard) -> Iterator[Block]:
-        """See `Reader.read`."""
         check_within(self._source, shard)
         for block in blocks_of(self._columns, shard.begin, shard.end):
             for file in self._files:

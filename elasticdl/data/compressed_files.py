@@ -61,25 +61,20 @@ class DecompressedFile:
 
     @property
     def path(self) -> str:
-        """See `DataFile.path`."""
         return self.compressed.path
 
     @property
     def mtime_ns(self) -> int:
-        """See `DataFile.mtime_ns`."""
         return self.compressed.mtime_ns
 
     @property
     def fingerprint(self) -> str:
-        """See `DataFile.fingerprint`."""
         return self.compressed.fingerprint
 
     def digest(self) -> str:
-        """See `DataFile.digest`."""
         return self.compressed.digest()
 
     def full_fingerprint(self) -> str:
-        """See `DataFile.full_fingerprint`."""
         return self.compressed.full_fingerprint()
 
     @contextmanager
@@ -90,7 +85,6 @@ class DecompressedFile:
             yield opened
 
     def check_unchanged(self) -> None:
-        """See `DataFile.check_unchanged`."""
         self.compressed.check_unchanged()
 
 
@@ -108,23 +102,18 @@ class CompressedFormat:
         self._files: dict[str, DataFile] = {}
 
     def metadata(self, file: DataFile) -> Metadata:
-        """See FileFormat."""
         return self._inner.metadata(self._plain(file))
 
     def count(self, file: DataFile) -> int:
-        """See FileFormat."""
         return self._inner.count(self._plain(file))
 
     def bad(self, file: DataFile) -> tuple[int, tuple[str, ...]]:
-        """See FileFormat."""
         return self._inner.bad(self._plain(file))
 
     def blocks(self, file: DataFile, begin: int, end: int) -> Iterator[Block]:
-        """See FileFormat."""
         return self._inner.blocks(self._plain(file), begin, end)
 
     def place(self, file: DataFile, number: int) -> str:
-        """See FileFormat."""
         return self._inner.place(self._plain(file), number)
 
     def _plain(self, file: DataFile) -> DataFile:
@@ -243,7 +232,6 @@ class _Pieces(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:  # noqa: ANN401 - a writable buffer
-        """See `io.RawIOBase.readinto`."""
         if not self._left:
             self._left = memoryview(next(self._pieces, b""))
         count = min(len(buffer), len(self._left))

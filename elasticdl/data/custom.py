@@ -167,7 +167,6 @@ class AdaptedReader:
             )
 
     def close(self) -> None:
-        """Close the inner reader if it has `close`."""
         close = getattr(self._inner, "close", None)
         if callable(close):
             close()

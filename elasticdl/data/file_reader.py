@@ -126,7 +126,6 @@ class FileReader:
         return sources
 
     def read(self, shard: Shard) -> Iterator[Block]:
-        """See `Reader.read`."""
         if shard.source not in self._paths:
             raise DataChanged(
                 f"source {shard.source} is no longer in the data",

@@ -97,7 +97,6 @@ class LocalOpenFile:
         self.native = descriptor
 
     def read(self, begin: int, end: int) -> bytes:
-        """See `OpenFile.read`."""
         path = self._file.path
         parts: list[bytes] = []
         offset = begin
@@ -120,7 +119,6 @@ class LocalOpenFile:
         return (self.read(begin, end) for begin, end in wanted)
 
     def stream(self) -> IO[bytes]:
-        """See `OpenFile.stream`."""
         return open(self._file.path, "rb")
 
 
@@ -152,7 +150,6 @@ class LocalFile:
 
     @contextmanager
     def opened(self) -> Iterator[LocalOpenFile]:
-        """See `DataFile.opened`."""
         try:
             descriptor = os.open(self.path, os.O_RDONLY)
         except OSError as error:

@@ -71,7 +71,6 @@ class RemoteFile:
 
     @contextmanager
     def opened(self) -> Iterator[RemoteOpenFile]:
-        """See `DataFile.opened`."""
         opened = RemoteOpenFile(self)
         try:
             yield opened
@@ -168,7 +167,6 @@ class RemoteOpenFile:
         self._piece, self._piece_at = b"", offset
 
     def stream(self) -> IO[bytes]:
-        """See `OpenFile.stream`."""
         return io.BufferedReader(_Stream(self._file), _STREAM_BYTES)
 
 

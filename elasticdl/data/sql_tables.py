@@ -105,7 +105,6 @@ class SqlReader:
 
     @property
     def metadata(self) -> Metadata:
-        """See `Reader`."""
         return metadata_of_schema(self._schema, self._columns, self._lengths, self._name)
 
     def sources(self) -> tuple[Source, ...]:
@@ -119,7 +118,6 @@ class SqlReader:
         return (self._source,)
 
     def read(self, shard: Shard) -> Iterator[Block]:
-        """See `Reader.read`."""
         (source,) = self.sources()
         check_within(source, shard)
         begin = shard.begin

@@ -85,7 +85,6 @@ class SqliteReader:
         return (self._source,)
 
     def read(self, shard: Shard) -> Iterator[Block]:
-        """See `Reader.read`."""
         (source,) = self.sources()
         check_within(source, shard)
         self._file.check_unchanged()

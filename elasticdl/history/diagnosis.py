@@ -60,7 +60,6 @@ class Story:
         """Count, total and longest recovery, in seconds."""
 
     def add(self, event: JobEvent) -> None:
-        """Add one event."""
         self._at_s = max(self._at_s, event.at_s)
         self._compacted = self._compacted or event.kind == "history"
         match event.kind:

@@ -65,7 +65,6 @@ class EventFile:
             self.close()
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -127,7 +127,6 @@ class EventLog:
         return iter(tuple(self._newest))
 
     def close(self) -> None:
-        """Close the file."""
         self._lines.close()
 
     def _take(self, event: JobEvent) -> None:

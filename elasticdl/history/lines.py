@@ -42,7 +42,6 @@ class JsonLines:
         self._lost = 0
 
     def append(self, value: Mapping[str, Any]) -> None:
-        """Append one line."""
         try:
             self._write(json.dumps(value).encode() + b"\n")
         except OSError as error:

@@ -77,7 +77,6 @@ class Timeline:
         self._at_s = 0.0
 
     def add(self, event: JobEvent) -> None:
-        """Add one event."""
         self._at_s = max(self._at_s, event.at_s)
         match event.kind:
             case "process":

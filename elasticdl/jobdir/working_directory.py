@@ -73,7 +73,6 @@ class WorkingDirectory:
 
     @property
     def job(self) -> JobDirectory:
-        """The job's directory."""
         return JobDirectory(self.path / "job")
 
     def state(self) -> CopyState:

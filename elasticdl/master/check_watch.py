@@ -77,7 +77,6 @@ class CheckWatch:
         self._thread = threading.Thread(target=self._read, name="check", daemon=True)
 
     def start(self) -> None:
-        """Start to read."""
         self._thread.start()
 
     def answer(self, timeout_s: float) -> dict[str, Any] | None:

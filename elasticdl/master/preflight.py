@@ -85,7 +85,7 @@ class CheckProcess(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ChildCheck:
-    """A process on this machine that nobody has reaped. `ended` returns its end, or ''."""
+    """A `CheckProcess` of this machine that nobody has reaped. `ended` returns its end, or ''."""
 
     pid: int
     ended: Callable[[], str]
@@ -106,7 +106,6 @@ class ChildCheck:
         return end
 
     def ask_stack(self) -> None:
-        """See CheckProcess."""
         os.kill(self.pid, signal.SIGUSR2)
 
 

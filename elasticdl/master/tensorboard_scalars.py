@@ -47,7 +47,6 @@ class ScalarRuns:
             run.add(row["values"], int(row["version"]), float(row.get("at") or time.time()))
 
     def close(self) -> None:
-        """Close the files."""
         for run in self._runs.values():
             run.close()
         if self._copy is not None:

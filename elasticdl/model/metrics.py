@@ -69,7 +69,6 @@ class Metrics:
         }
 
     def reset(self) -> None:
-        """Reset all states."""
         for metric in self._all().values():
             metric.reset_state()
 

@@ -52,7 +52,6 @@ class Packing:
         return len(self._tensors) - 1
 
     def added(self) -> list[Tensor]:
-        """All tensors that were added."""
         return list(self._tensors)
 
     def reduce(self) -> None:

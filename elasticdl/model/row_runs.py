@@ -49,7 +49,6 @@ class RowRuns:
         self._runs: list[_Run] = []
 
     def __len__(self) -> int:
-        """The number of runs."""
         return len(self._runs)
 
     def write(self, pages: Pages) -> None:
@@ -129,7 +128,6 @@ class RunRanges:
     cuts: Int64s
 
     def __len__(self) -> int:
-        """The number of ranges."""
         return int(self.cuts.shape[1]) - 1
 
     def rows(self) -> Iterator[list[tuple[Int64s, Floats]]]:

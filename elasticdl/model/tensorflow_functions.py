@@ -68,7 +68,6 @@ class TensorFlowFunction(keras.Operation):  # type: ignore[misc]  # Keras has no
         self.function = function
 
     def call(self, *args: Structure, **kwargs: Structure) -> Structure:
-        """What the function returns."""
         return _FUNCTIONS[self.function](*args, **kwargs)
 
     def compute_output_spec(self, *args: Structure, **kwargs: Structure) -> Structure:

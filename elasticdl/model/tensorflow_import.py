@@ -42,7 +42,6 @@ class _Later(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """See MetaPathFinder."""
         if fullname not in _LATER:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
@@ -66,12 +65,9 @@ class _AtFirstUse(Loader):
         self._begun = False
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """See Loader."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """See Loader."""
-
         def find(name: str) -> Any:  # noqa: ANN401 - whatever a module has
             if name == "__all__" or not name.startswith("__"):
                 self._execute(module)

@@ -21,7 +21,6 @@ class ZooPackage:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """See `importlib.abc.MetaPathFinder`."""
         if name != self._zoo.name:
             return None
         init, within = self._zoo / "__init__.py", [str(self._zoo)]

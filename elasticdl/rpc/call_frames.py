@@ -80,7 +80,6 @@ class CallFailed(grpc.RpcError):
         self._code, self._details = code, details
 
     def code(self) -> grpc.StatusCode:
-        """Return the status."""
         return self._code
 
     def details(self) -> str:

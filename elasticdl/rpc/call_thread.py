@@ -28,7 +28,6 @@ class ThreadedCalls:
     def __init__(
         self, address: str, credentials: Credentials, authority: str | None, name: str
     ) -> None:
-        """See `CallClient`."""
         self._client = CallClient(address, credentials, authority, name)
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None

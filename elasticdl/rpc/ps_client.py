@@ -94,7 +94,6 @@ class ServerPool:
 
     @property
     def servers(self) -> int:
-        """See `Parameters.servers`."""
         return self._servers.number
 
     def initialise(self, spec: ParametersSpec, dense: Floats, *, timeout_s: float) -> bool:
@@ -196,7 +195,6 @@ class ServerPool:
         return Pushed(tuple(versions), tuple(staleness), tuple(seconds), all_met, crowded)
 
     def meet(self, *, timeout_s: float) -> Mapping[str, int]:
-        """See `Parameters.meet`."""
         self._known()
         with self._pushing:
             met = self._call(
@@ -213,7 +211,6 @@ class ServerPool:
         snapshot: SnapshotId | None,
         timeout_s: float,
     ) -> RowsPage:
-        """See `Parameters.rows`."""
         self._known()
         view = _LIVE if snapshot is None else snapshot
         with self._pulling:
@@ -229,7 +226,6 @@ class ServerPool:
             self._servers.pool.pack(always)
 
     def move(self, addresses: Sequence[str], first: int = 0, tokens: Sequence[str] = ()) -> None:
-        """See `Parameters.move`."""
         with self._following:
             before = self._servers.pool
             if first == self._servers.first:
@@ -244,7 +240,6 @@ class ServerPool:
         before.close()
 
     def close(self) -> None:
-        """See `Parameters.close`."""
         with self._following:
             self._closed = True
             self._servers.pool.close()

@@ -65,7 +65,6 @@ class Authority:
 
     @classmethod
     def new(cls, job: str, *, now: datetime | None = None) -> Self:
-        """Make the authority of a job."""
         key, name = ec.generate_private_key(_CURVE), _named(f"ElasticDL job {job}"[:64])
         certificate = (
             _valid_from(now or datetime.now(UTC))

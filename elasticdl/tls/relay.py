@@ -60,7 +60,6 @@ class RelayThread:
     """Relays with a thread of their own, for a process without a loop. It ends with the process."""
 
     def __init__(self, authority: str, name: str) -> None:
-        """See Relay."""
         self._authority, self._name = authority, name
         self._loop = asyncio.new_event_loop()
         self._relays: dict[tuple[str, int], tuple[Relay, str]] = {}

@@ -51,7 +51,6 @@ class EndOnStdin:
         threading.Thread(target=self._read, name="stdin", daemon=True).start()
 
     def wait(self, limit_s: float) -> RunEnd | None:
-        """See `following.Ends`."""
         if not self._known.wait(limit_s):
             return None
         if self._end is None:

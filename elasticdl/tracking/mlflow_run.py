@@ -40,7 +40,6 @@ class MlflowRun:
         self._run_id = ""
 
     def open(self, run: Run) -> str:
-        """See `Tracker`."""
         for name, value in _DEFAULTS.items():
             os.environ.setdefault(name, value)
         from mlflow import MlflowClient
@@ -62,7 +61,6 @@ class MlflowRun:
         return f"MLflow run {self._run_id} of experiment {experiment} at {client.tracking_uri}"
 
     def log(self, rows: Sequence[MetricRow]) -> bool:
-        """See `Tracker`."""
         self._log_metrics([(name, one, row) for row in rows for name, one in row.values.items()])
         return True
 
@@ -70,7 +68,6 @@ class MlflowRun:
         """See `Tracker`. The run goes on running."""
 
     def close(self, end: RunEnd) -> None:
-        """See `Tracker`."""
         last = MetricRow(end.version, time.time(), end.summary)
         self._log_metrics([(name, value, last) for name, value in end.summary.items()])
         client = self._client

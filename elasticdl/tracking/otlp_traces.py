@@ -34,7 +34,6 @@ class OtlpTraces:
         self._sampled = True
 
     def open(self, run: Run) -> str:
-        """See `Tracker`."""
         os.environ.setdefault("OTEL_SERVICE_NAME", "elasticdl")
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
@@ -50,7 +49,6 @@ class OtlpTraces:
         return f"trace {trace_id(run.key):032x} at {endpoint_of(os.environ)}"
 
     def log(self, rows: Sequence[Span]) -> bool:
-        """See `Tracker`."""
         from opentelemetry.sdk.trace.export import SpanExportResult
 
         assert self._exporter is not None

@@ -30,7 +30,6 @@ class WandbRun:
         self._run: wandb.Run | None = None
 
     def open(self, run: Run) -> str:
-        """See `Tracker`."""
         # Nobody who sets a flag of ours asks for reports to W&B's makers.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
@@ -83,14 +82,12 @@ class WandbRun:
         return False
 
     def leave(self) -> None:
-        """See `Tracker`."""
         assert self._run is not None
         # W&B's word for a run that is to be resumed.
         self._run.mark_preempting()
         self._run.finish(exit_code=1)
 
     def close(self, end: RunEnd) -> None:
-        """See `Tracker`."""
         run = self._run
         assert run is not None
         run.summary.update(

@@ -73,7 +73,6 @@ class AddressJob:
         self.place = JobLocation(Kind.LOCAL, job_dir=address)
 
     def report(self) -> Report:
-        """See Job."""
         self._read()
         return self._report()
 
@@ -95,7 +94,6 @@ class AddressJob:
         return Report.of(self, "running", age_s, replace(status, message=message))
 
     def outcome(self) -> Outcome | None:
-        """See Job."""
         self._read()
         return self._outcome()
 
@@ -130,7 +128,6 @@ class AddressJob:
         yield ""
 
     def logs(self) -> list[LogEntry]:
-        """See Job."""
         return [
             LogEntry(stem, f"{size_bytes:,} bytes")
             for stem, size_bytes in self._log_sizes().items()
@@ -154,13 +151,11 @@ class AddressJob:
         yield from last_lines(self.directory.logs / f"{stem}.log", request.lines)
 
     def story(self) -> Diagnosis:
-        """See Job."""
         record = record_of(self.directory, self.outcome())
         missing = "" if record.events else f"no events are copied to {self._address} yet"
         return Diagnosis(record.story, missing)
 
     def snapshot(self) -> dict[str, object]:
-        """See Job."""
         self._read()
         self._fetch(lambda name: name.startswith(_LOGS))
         # Of this copy: to look for a newer one would remove the logs.

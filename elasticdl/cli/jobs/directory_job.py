@@ -62,7 +62,6 @@ class DirectoryJob:
         self.place = JobLocation(Kind.LOCAL, job_dir=str(directory.path))
 
     def report(self) -> Report:
-        """See Job."""
         end = job_end(self.directory)
         if end is not None:
             outcome, known = end
@@ -94,12 +93,10 @@ class DirectoryJob:
             return master.status()
 
     def outcome(self) -> Outcome | None:
-        """See Job."""
         end = job_end(self.directory)
         return None if end is None else end[0]
 
     def stop(self, reason: str) -> str:
-        """See Job."""
         self._stop(reason)
         return "asked to stop; it ends when its workers have drained"
 
@@ -166,17 +163,14 @@ class DirectoryJob:
             return master.scale(low, high)
 
     def scale_servers(self, number: int) -> None:
-        """See Job."""
         with self._master() as master:
             master.scale_servers(number)
 
     def checkpoint(self) -> None:
-        """See Job."""
         with self._master() as master:
             master.checkpoint()
 
     def logs(self) -> list[LogEntry]:
-        """See Job."""
         sizes = log_sizes(self.directory.logs)
         return [LogEntry(name, f"{size:,} bytes") for name, size in sizes.items()]
 
@@ -201,7 +195,6 @@ class DirectoryJob:
 
     @contextmanager
     def page(self, *, read_only: bool = False) -> Iterator[str]:
-        """See Job."""
         master = self._where()
         if not master.page:
             raise PermanentError(
@@ -212,13 +205,11 @@ class DirectoryJob:
         yield f"{master.page}#token={token}"
 
     def story(self) -> Diagnosis:
-        """See Job."""
         record = self._record()
         missing = "" if record.events else f"there is nothing in {self.directory.events} yet"
         return Diagnosis(record.story, missing)
 
     def snapshot(self) -> dict[str, object]:
-        """See Job."""
         return snapshot_of(self.directory, self.name, self.report(), self.outcome())
 
     def _record(self) -> Record:

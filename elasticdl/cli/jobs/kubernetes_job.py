@@ -94,7 +94,6 @@ class KubernetesJob:
         return state
 
     def report(self) -> Report:
-        """See Job."""
         from elasticdl.cluster.kubernetes.port_forward import NobodyListens
 
         state = self.job_state()
@@ -169,7 +168,6 @@ class KubernetesJob:
         return "asked to stop; it ends when its workers have drained"
 
     def end(self, reason: str) -> str:
-        """See Job."""
         state = self.job_state()
         self.delete(state)
         return f"job {self.name} and all its objects are deleted{after_deletion(state)}"
@@ -184,17 +182,14 @@ class KubernetesJob:
         return self._master.call(lambda master: master.scale(low, high), _CALL_LIMIT_S)
 
     def scale_servers(self, number: int) -> None:
-        """See Job."""
         self._running()
         self._master.call(lambda master: master.scale_servers(number), _CALL_LIMIT_S)
 
     def checkpoint(self) -> None:
-        """See Job."""
         self._running()
         self._master.call(lambda master: master.checkpoint(), _CALL_LIMIT_S)
 
     def logs(self) -> list[LogEntry]:
-        """See Job."""
         from elasticdl.cluster.kubernetes.pod_logs import entries
 
         state = self.job_state(whole=True)
@@ -210,7 +205,6 @@ class KubernetesJob:
         return there
 
     def read_log(self, request: LogRequest) -> Iterator[str]:
-        """See Job."""
         from elasticdl.cluster.kubernetes.pod_logs import chosen, followed, last
 
         state = self.job_state(whole=True)

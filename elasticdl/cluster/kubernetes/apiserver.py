@@ -95,7 +95,6 @@ class ApiServer:
         self._client = ApiClient(configuration)
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._client.close()
         # A TLS connection takes a few turns of the loop to close, and is reported as a leak if it
         # does not get them.

@@ -72,7 +72,6 @@ class JobState:
 
     @property
     def namespace(self) -> str:
-        """Where it is."""
         return str(self.job["metadata"]["namespace"])
 
     @property

@@ -48,7 +48,6 @@ class WorkerPlaces:
                 self._hold(name, place)
 
     def ended(self, name: ProcessName) -> None:
-        """A process has ended."""
         place = self._places.pop(name, None)
         if place is None:
             return

@@ -48,7 +48,6 @@ class Request:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Request:
-        """The inverse of `to_bytes`."""
         return cls(*json.loads(data))
 
 

@@ -20,7 +20,6 @@ class ReasonTimes:
     _found: dict[str, tuple[str, float]] = field(default_factory=dict)
 
     def add(self, reason: str, seconds: float) -> None:
-        """Add `seconds` to a reason."""
         shape = _NUMBERS.sub("#", reason)
         if shape not in self._found and len(self._found) >= _MOST_REASONS:
             shape = reason = _OTHER

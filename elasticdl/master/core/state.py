@@ -89,7 +89,6 @@ class JobState:
         return self._context.phase is Phase.ENDED
 
     def status(self) -> JobStatus:
-        """The current status of the job."""
         found = status_builder.status(
             self._context,
             self._coordination,

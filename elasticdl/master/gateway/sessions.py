@@ -190,7 +190,6 @@ class Sessions:
         return self._present.pop(name, None) is not None
 
     def has_left(self, name: ProcessName) -> bool:
-        """Return whether the name has left."""
         return name in self._left
 
     def gauges(self, name: ProcessName) -> Mapping[str, float]:
@@ -220,7 +219,6 @@ class Sessions:
         return present
 
     def pass_time(self, elapsed_s: float) -> None:
-        """Advance the time."""
         self._passed_s += elapsed_s if elapsed_s <= _LONGEST_STEP_S else _STARVED_STEP_S
 
     def silent(self) -> list[tuple[ProcessName, float]]:

@@ -64,7 +64,6 @@ class Header:
     after: Extent | None = None
 
     def line(self) -> bytes:
-        """Encode it."""
         after = {} if self.after is None else {"after": [self.after.segment, self.after.bytes]}
         return line({"format": FORMAT, "run": self.run, "term": self.term, **after})
 

@@ -54,7 +54,6 @@ class Sample:
     value: float | None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return JSON values."""
         # NaN and infinity are not JSON: their difference from themselves is not 0.
         value = self.value if self.value is not None and self.value - self.value == 0.0 else None
         return {
@@ -201,14 +200,12 @@ class MetricsLog:
         self._scalars = scalars
 
     def append(self, value: Mapping[str, Any]) -> None:
-        """Append a row."""
         self._lines.append(value)
         self._collector.recorded(value)
         if self._scalars is not None:
             self._scalars.append(value)
 
     def close(self) -> None:
-        """Close the files."""
         self._lines.close()
         if self._scalars is not None:
             self._scalars.close()

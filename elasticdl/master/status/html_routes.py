@@ -38,7 +38,6 @@ class HtmlRoutes:
     )
 
     def routes(self) -> list[web.RouteDef]:
-        """See the module."""
         return [
             web.get("/", self.page),
             web.get("/static/{name}", self.file),

@@ -119,7 +119,6 @@ class JobView:
         return Outcome(status.exit_code, status.outcome or "")
 
     def at_s(self) -> float:
-        """Return the job's time."""
         return self._queue.at_s()
 
     async def post(self, event: Event) -> None:

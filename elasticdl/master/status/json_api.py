@@ -61,7 +61,6 @@ class JsonApi:
         return answer({"events": found, "dropped": event_log.dropped})
 
     async def timeline(self, _request: web.Request) -> web.Response:
-        """See Timeline."""
         await self._view.all_events_read()
         return self._once("timeline", self._view.timeline)
 

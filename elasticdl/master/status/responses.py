@@ -28,7 +28,6 @@ class Refusal(Exception):
         self.headers = dict(headers or {})
 
     def response(self) -> web.Response:
-        """Return the refusal as JSON."""
         body = {"error": {"message": self.message, "hint": self.hint}}
         return web.json_response(body, status=self.status, headers={**NO_STORE, **self.headers})
 

@@ -88,7 +88,6 @@ class LeaseKeeper:
         return held.lease.revocation < self._revocation
 
     def start(self) -> None:
-        """Start to request leases."""
         threading.Thread(target=self._run, name="keeper", daemon=True).start()
 
     def next(self) -> HeldLease:

@@ -33,7 +33,6 @@ class Prefetch:
         context.shutdown.listen(self.loaded.close)
 
     def start(self) -> None:
-        """Start to load."""
         for name, run in (("loader", self._run), ("forget", self._forget)):
             threading.Thread(target=run, name=name, daemon=True).start()
 

@@ -73,7 +73,6 @@ class ShardReading:
         context.shutdown.listen(self.shards.close)
 
     def start(self) -> None:
-        """Start to read."""
         threading.Thread(target=self._run, name="reader", daemon=True).start()
 
     def _run(self) -> None:
@@ -112,7 +111,6 @@ class Feeding:
         context.shutdown.listen(self.batches.close)
 
     def start(self) -> None:
-        """Start to feed."""
         threading.Thread(target=self._run, name="feeder", daemon=True).start()
 
     def _run(self) -> None:

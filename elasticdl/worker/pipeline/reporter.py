@@ -65,7 +65,6 @@ class Reporter:
         self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
 
     def start(self) -> None:
-        """Start to report."""
         self._thread.start()
 
     def flush(self, timeout_s: float) -> bool:

@@ -31,17 +31,14 @@ class UserReader:
 
     @property
     def metadata(self) -> Metadata:
-        """See `Reader`."""
         with user_code("the reader's metadata", self._zoo):
             return self._inner.metadata
 
     def sources(self) -> tuple[Source, ...]:
-        """See `Reader`."""
         with user_code("the reader's sources", self._zoo):
             return self._inner.sources()
 
     def read(self, shard: Shard) -> Iterator[Block]:
-        """See `Reader`."""
         self._compare()
         with user_code("reading a shard", self._zoo):
             yield from self._inner.read(shard)
@@ -52,7 +49,6 @@ class UserReader:
             return place_of(self._inner, source, number)
 
     def close(self) -> None:
-        """See `Reader`."""
         with user_code("closing the reader", self._zoo):
             self._inner.close()
 

@@ -62,12 +62,10 @@ class Gauges:
             self.add(name, (self._clock.now_s() - begin_s) * 1e3)
 
     def add(self, name: str, value: float) -> None:
-        """Add a value to the mean `name`."""
         with self._lock:
             self._means.setdefault(name, _Mean()).add(value)
 
     def count_records(self, records: int) -> None:
-        """Count records as done."""
         with self._lock:
             self._records += records
 

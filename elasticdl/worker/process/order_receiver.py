@@ -56,7 +56,6 @@ class OrderReceiver:
         self._settled = settled
 
     def start(self) -> None:
-        """Start the thread."""
         threading.Thread(target=self._run, name="orders", daemon=True).start()
 
     def _run(self) -> None:

@@ -64,7 +64,6 @@ class AutoStaleness:
 
     @property
     def limit(self) -> int:
-        """The limit in force."""
         return self._at_most if self._left else 0
 
     def pulled(self, seconds: float) -> None:

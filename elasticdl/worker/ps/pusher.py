@@ -79,7 +79,6 @@ class Pusher:
         return self._version if self._turns is None else self._turns.version
 
     def start(self) -> None:
-        """Start to push."""
         threading.Thread(target=self._run, name="pusher", daemon=True).start()
 
     def push(self, trained: Trained) -> None:

@@ -202,7 +202,7 @@ class Copies:
 
 @final
 class RingListener:
-    """Connects the trainer's steps with callbacks, learning rate and marks."""
+    """The `Listener` that connects a trainer's steps with callbacks, learning rate and marks."""
 
     def __init__(
         self,
@@ -232,7 +232,6 @@ class RingListener:
         self._rate.set(version, scale)
 
     def at_mark(self, item: WorkItem, version: int, rank: int, stop: Callable[[], bool]) -> bool:
-        """See `Listener`."""
         if item.mark == "checkpoint":
             # All members have equal weights here, so one copy is enough.
             if rank == 0 and item.snapshot is not None:
@@ -241,5 +240,4 @@ class RingListener:
         return self._marks.work(item.number + 1, version, stop)
 
     def restore(self, directory: str) -> int:
-        """See `Listener`."""
         return self._restore(directory)

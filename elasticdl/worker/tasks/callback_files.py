@@ -96,7 +96,6 @@ class OneFile(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
         self._inner.on_epoch_end(self.round if by_round else epoch, dict(logs or {}))
 
     def on_train_end(self, logs: Logs = None) -> None:
-        """End the file."""
         if self._begun:
             self._inner.on_train_end(dict(logs or {}))
 

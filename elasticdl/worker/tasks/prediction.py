@@ -61,7 +61,6 @@ class PredictionTask:
         self._context = context
 
     def run(self, loaded: Loaded) -> None:
-        """Predict one batch."""
         batch = loaded.batch
         outputs = None
         if batch.computes:
@@ -98,7 +97,6 @@ class ProcessorSink:
         self._context = context
 
     def take(self, batch: Batch, outputs: Structure | None) -> None:
-        """See `Sink.take`."""
         if outputs is not None:
             with user_code("PredictionOutputsProcessor.process", self._zoo):
                 self._processor.process(for_processor(outputs), self._worker_id)

@@ -90,7 +90,6 @@ class LocalFiles:
         self._directory = directory
 
     def write(self, name: PartName, arrays: Mapping[str, NDArray[Any]], attempt: int) -> None:
-        """See `PredictionFiles.write`."""
         path = self._directory / str(name)
         temporary = path.with_name(f".{name}.{attempt}")
         try:
@@ -111,22 +110,18 @@ class LocalFiles:
             ) from error
 
     def names(self, shard: ShardId) -> list[PartName]:
-        """See `PredictionFiles.names`."""
         names = (PartName.parse(path.name) for path in self._directory.glob(_of_shard(shard)))
         return [name for name in names if name is not None]
 
     def attempt(self, name: PartName) -> int:
-        """See `PredictionFiles.attempt`."""
         with suppress(OSError):
             return _attempt(self._directory / str(name))
         return -1
 
     def remove(self, name: PartName) -> None:
-        """See `PredictionFiles.remove`."""
         (self._directory / str(name)).unlink(missing_ok=True)
 
     def remove_unfinished(self, shard: ShardId, attempt: int) -> None:
-        """See `PredictionFiles.remove_unfinished`."""
         for path in self._directory.glob(f".{_of_shard(shard)}.*"):
             if path.suffix[1:].isdecimal() and int(path.suffix[1:]) < attempt:
                 path.unlink(missing_ok=True)
@@ -140,19 +135,16 @@ class ObjectFiles:
         self._address = address
 
     def write(self, name: PartName, arrays: Mapping[str, NDArray[Any]], attempt: int) -> None:
-        """See `PredictionFiles.write`."""
         archive = io.BytesIO()
         _write_archive(archive, arrays)
         store_of(self._address).write(self._object(name), archive.getvalue())
 
     def names(self, shard: ShardId) -> list[PartName]:
-        """See `PredictionFiles.names`."""
         entries = store_of(self._address).listed(self._address)
         names = (PartName.parse(entry.address.rpartition("/")[2]) for entry in entries)
         return [name for name in names if name is not None and name.shard == shard]
 
     def attempt(self, name: PartName) -> int:
-        """See `PredictionFiles.attempt`."""
         # A later attempt may just have replaced it.
         with suppress(Absent):
             stored = store_of(self._address).open(self._object(name))
@@ -160,7 +152,6 @@ class ObjectFiles:
         return -1
 
     def remove(self, name: PartName) -> None:
-        """See `PredictionFiles.remove`."""
         store_of(self._address).remove(self._object(name))
 
     def remove_unfinished(self, shard: ShardId, attempt: int) -> None:

@@ -21,7 +21,6 @@ class TrainingTask:
         self._watch = watch
 
     def run(self, loaded: Loaded) -> None:
-        """Run one step."""
         # Named apart from the step: a callback may take far longer, at one step of many.
         with self._watch.doing("what callbacks do before a step"):
             self._callbacks.before_step(loaded.batch.held.lease)

@@ -66,7 +66,6 @@ class Welcome:
     before: Predecessor | None = None
 
     def to_plain(self) -> Message:
-        """Return the message."""
         before = self.before and {
             "status": status_plain(self.before.status),
             "lived_s": self.before.lived_s,

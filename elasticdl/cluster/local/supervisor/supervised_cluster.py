@@ -34,7 +34,7 @@ class ProcessBeside:
 
 @final
 class SupervisedCluster:
-    """Starts, stops and watches processes through the supervisor. Use it from one event loop."""
+    """The `Cluster` whose processes the supervisor runs. Use it from one event loop."""
 
     def __init__(
         self, link: SupervisorLink, signalled: Callable[[int], object] = signal.raise_signal
@@ -56,13 +56,11 @@ class SupervisedCluster:
         await self._ask("clear")
 
     async def create(self, spec: ProcessSpec) -> None:
-        """See Cluster."""
         if self._closed:
             raise CreateRefused("the local cluster is closed", retry=False)
         await self._ask("create", {"spec": spec_plain(spec)})
 
     async def delete(self, name: ProcessName, *, grace_s: float, for_good: bool = False) -> None:
-        """See Cluster."""
         await self._ask("delete", {"name": str(name), "grace_s": grace_s, "for_good": for_good})
 
     @asynccontextmanager
@@ -105,7 +103,6 @@ class SupervisedCluster:
         return None
 
     async def close(self) -> None:
-        """See Cluster."""
         if not self._closed:
             self._closed = True
             with suppress(CreateRefused):

@@ -280,7 +280,6 @@ class Processes:
         return name
 
     def end(self, process: Process, cause: Cause, message: str, at_s: float) -> None:
-        """Record the end of a process."""
         process.enter(Life.ENDED, at_s, message)
         process.cause = cause
         if process.name.role is Role.WORKER:

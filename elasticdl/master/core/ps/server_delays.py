@@ -63,7 +63,6 @@ class ServerDelays:
         self._claims[worker] = _Claim(at_s, first + int(server), took_ms, others_ms, step_ms)
 
     def forget(self, worker: ProcessName) -> None:
-        """A worker has ended."""
         self._claims.pop(worker, None)
 
     def tick(self, at_s: float) -> ServerDelayed | None:

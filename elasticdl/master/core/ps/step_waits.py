@@ -42,7 +42,6 @@ class StepWaits:
         self._arrived[worker] = at_s
 
     def forget(self, worker: ProcessName) -> None:
-        """A worker has ended."""
         self._arrived.pop(worker, None)
         self._waited.pop(worker, None)
         self._new.discard(worker)

@@ -168,7 +168,6 @@ class Steps:
         return dropped
 
     def forget(self, worker: ProcessName) -> None:
-        """Forget a worker that has ended."""
         self.remove(worker)
         self._ended.pop(worker, None)
 
