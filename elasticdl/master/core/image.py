@@ -3,7 +3,9 @@
 An image stands for all events before it, so a replay need not begin with the first one. It has
 every field of every object that can be reached from `JobState`; new state is in it without further
 work. Only classes of this package and plain containers are read, and nothing is executed. An image
-belongs to the code that wrote it: other code may have other fields, and refuses it.
+belongs to the code that wrote it: other code may have other fields, and refuses it. A class names
+fields that follow from its others, and are too large for an image, in `DERIVED`; its `derive`
+computes them.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache, lru_cache
-from typing import Any, Protocol, TypeAlias, TypeGuard, final
+from typing import Any, TypeAlias, TypeGuard, final
 
 from pydantic import BaseModel
 
@@ -40,15 +42,6 @@ _LONG = 256
 _NO_DEFAULT = object()
 _OMITTED = frozenset({"_story"})
 """Fields that are for developers only: the last events."""
-
-
-class Derives(Protocol):
-    """An object with fields that follow from its others and are too large for an image."""
-
-    DERIVED: frozenset[str]
-
-    def derive(self) -> None:
-        """Compute the fields in `DERIVED`."""
 
 
 def image_of(root: object, constants: Mapping[str, object]) -> Plain:
