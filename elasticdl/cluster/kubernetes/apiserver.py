@@ -12,7 +12,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, final
@@ -79,7 +79,10 @@ class ApiAway(TransientError):
 
 @final
 class ApiServer:
-    """Use it from one event loop, and close it there. Create it with `connect`."""
+    """Use it from one event loop, and close it there. Create it with `connect`.
+
+    Every request raises ApiRefused and ApiAway.
+    """
 
     def __init__(
         self, configuration: Configuration, namespace: str, *, unsettled: bool = False
@@ -101,14 +104,11 @@ class ApiServer:
         await asyncio.sleep(_GOODBYE_S)
 
     async def get(self, path: str, query: Mapping[str, str] | None = None) -> Json:
-        """Read an object or a list. Raises ApiRefused, ApiAway."""
+        """Read an object or a list."""
         return await self._json("GET", path, query)
 
     async def create(self, path: str, body: Json, *, dry_run: bool = False) -> Json:
-        """Create an object, or with `dry_run` only validate that; unknown fields are refused.
-
-        Raises ApiRefused, ApiAway.
-        """
+        """Create an object, or with `dry_run` only validate that; unknown fields are refused."""
         return await self._json(
             "POST",
             path,
@@ -117,7 +117,7 @@ class ApiServer:
         )
 
     async def delete(self, path: str, options: Json | None = None) -> Json:
-        """Delete an object; `options` are DeleteOptions. Raises ApiRefused, ApiAway."""
+        """Delete an object; `options` are DeleteOptions."""
         return await self._json(
             "DELETE", path, None, {"apiVersion": "v1", "kind": "DeleteOptions", **(options or {})}
         )
@@ -125,32 +125,26 @@ class ApiServer:
     async def replace(self, path: str, body: Json) -> Json:
         """Replace an object, if it still has the `resourceVersion` of `body`.
 
-        Raises ApiRefused (409 if another client has changed it), ApiAway.
+        ApiRefused has code 409 if another client has changed it.
         """
         return await self._json("PUT", path, {"fieldValidation": "Strict"}, body)
 
     async def patch(self, path: str, change: Json) -> Json:
-        """Change the fields of an object that `change` has; lists merge as their type says.
-
-        Raises ApiRefused, ApiAway.
-        """
+        """Change the fields of an object that `change` has; lists merge as their type says."""
         return await self._json("PATCH", path, {"fieldValidation": "Strict"}, change)
 
     async def text(self, path: str, query: Mapping[str, str] | None = None) -> str:
-        """Read something other than JSON, such as a log. Raises ApiRefused, ApiAway."""
+        """Read something other than JSON, such as a log."""
         async with self._answer("GET", path, query, None, CALL_S) as answer:
             return (await answer.read()).decode("utf-8", errors="replace")
 
     async def lines(
         self, path: str, query: Mapping[str, str], silence_s: float
     ) -> AsyncGenerator[bytes]:
-        """A stream, line by line, until the server ends it.
-
-        Raises ApiRefused, ApiAway (also after `silence_s` without a byte).
-        """
-        async with self._answer("GET", path, query, None, silence_s, whole=False) as answer:
-            rest = b""
-            async for chunk in answer.content.iter_any():
+        """A stream, line by line, as of `chunks`."""
+        rest = b""
+        async with aclosing(self.chunks(path, query, silence_s)) as chunks:
+            async for chunk in chunks:
                 *whole, rest = (rest + chunk).split(b"\n")
                 for line in whole:
                     yield line
@@ -160,7 +154,7 @@ class ApiServer:
     ) -> AsyncGenerator[bytes]:
         """A stream as it comes, until the server ends it.
 
-        Raises ApiRefused, ApiAway (also after `silence_s` without a byte).
+        ApiAway also comes after `silence_s` without a byte.
         """
         async with self._answer("GET", path, query, None, silence_s, whole=False) as answer:
             async for chunk in answer.content.iter_any():
@@ -170,10 +164,7 @@ class ApiServer:
     async def socket(
         self, path: str, query: Mapping[str, str], protocol: str
     ) -> AsyncGenerator[Socket]:
-        """A WebSocket, closed when the peer does not answer pings for a few seconds.
-
-        Raises ApiRefused, ApiAway.
-        """
+        """A WebSocket, closed when the peer does not answer pings for a few seconds."""
         rest, configuration = self._client.rest_client, self._client.configuration
         _, url, headers, _, _ = await self._client.param_serialize(
             "GET",
