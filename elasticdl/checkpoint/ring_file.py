@@ -87,7 +87,7 @@ def read(directory: Path) -> tuple[int, dict[str, NDArray[np.generic]]]:
     with (directory / NAME).open("rb") as file:
         header, sizes = _header(file, part)
         return header.version, {
-            array.name: _array(file.read(bytes_), array)
+            array.name: np.frombuffer(file.read(bytes_), array.dtype).reshape(array.shape)
             for array, bytes_ in zip(header.arrays, sizes, strict=True)
         }
 
@@ -149,7 +149,3 @@ def _size(array: _Array) -> int:
     if dtype.hasobject or dtype.itemsize == 0 or len(array.shape) > _MAX_RANK:
         raise ValueError(f"{array.name} has type {array.dtype!r} and shape {array.shape}")
     return math.prod(array.shape) * dtype.itemsize
-
-
-def _array(data: bytes, array: _Array) -> NDArray[np.generic]:
-    return np.frombuffer(data, array.dtype).reshape(array.shape)

@@ -120,7 +120,8 @@ class Tracer:
             made = _connected(tape.gradient(loss, sources), sources, self._module)
             gradients, rows = self._whole(given, made)
             differences = [
-                self._new_value(scope, index) - piece for index, piece in self._additive(given)
+                scope.get_current_value(self._ps_model.variables[index]) - piece
+                for index, piece in list(enumerate(given.pieces))[self._trainable :]
             ]
             self._keep_local_state(scope)
             flat_gradient = tf.concat(
@@ -368,12 +369,6 @@ class Tracer:
                 tf.reshape(gradient, [-1, dim]), tf.reshape(given.positions[array], [-1]), count
             )
         return total
-
-    def _additive(self, given: _Given) -> list[tuple[int, Tensor]]:
-        return list(enumerate(given.pieces))[self._trainable :]
-
-    def _new_value(self, scope: keras.StatelessScope, index: int) -> Tensor:
-        return scope.get_current_value(self._ps_model.variables[index])
 
     def _keep_local_state(self, scope: keras.StatelessScope) -> None:
         """Assign seeds and counters: they stay in this process."""

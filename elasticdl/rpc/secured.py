@@ -7,15 +7,10 @@ from typing import Final
 import grpc
 import grpc.aio
 
-from elasticdl.rpc.channel import Options, channel_options
+from elasticdl.rpc.channel import channel_options
 from elasticdl.tls import CertifiedKey
 
 LOOK_S: Final = 0.5
-
-
-def _options(name: str) -> Options:
-    # The certificate is for the process, whatever its address.
-    return [*channel_options(), ("grpc.ssl_target_name_override", name)]
 
 
 def connected_async(address: str, authority: str | None, name: str) -> grpc.aio.Channel:
@@ -23,7 +18,9 @@ def connected_async(address: str, authority: str | None, name: str) -> grpc.aio.
     if authority is None:
         return grpc.aio.insecure_channel(address, options=channel_options())
     credentials = grpc.ssl_channel_credentials(authority.encode())
-    return grpc.aio.secure_channel(address, credentials, options=_options(name))
+    # The certificate is for the process, whatever its address.
+    options = [*channel_options(), ("grpc.ssl_target_name_override", name)]
+    return grpc.aio.secure_channel(address, credentials, options=options)
 
 
 def bound_port(server: grpc.Server, address: str, certified: CertifiedKey | None) -> int:

@@ -33,7 +33,6 @@ from elasticdl.jobdir.supervisor_file import SupervisorFile, read_supervisor
 from elasticdl.tokens import viewer_token
 
 if TYPE_CHECKING:
-    from elasticdl.history.snapshot import Record
     from elasticdl.rpc.master_client import MasterClient
 
 CALL_S = 5.0
@@ -205,15 +204,12 @@ class DirectoryJob:
         yield f"{master.page}#token={token}"
 
     def story(self) -> Diagnosis:
-        record = self._record()
+        record = record_of(self.directory, self.outcome())
         missing = "" if record.events else f"there is nothing in {self.directory.events} yet"
         return Diagnosis(record.story, missing)
 
     def snapshot(self) -> dict[str, object]:
         return snapshot_of(self.directory, self.name, self.report(), self.outcome())
-
-    def _record(self) -> Record:
-        return record_of(self.directory, self.outcome())
 
     def close(self) -> None:
         """See Job."""
