@@ -10,12 +10,14 @@ from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
+from keras.src.utils.naming import reset_uids
 
 from elasticdl.errors import UserError
 from elasticdl.flag_values import Scalar
 from elasticdl.model.module import ModelModule
+from elasticdl.model.optimizers import Optimizer
 from elasticdl.model.structure import Structure, input_specs
-from elasticdl.model.usercode import missing, place, taken
+from elasticdl.model.usercode import missing, place, taken, user_code
 
 Variable: TypeAlias = Any
 """A `keras.Variable` (the package has no types)."""
@@ -23,6 +25,19 @@ Variable: TypeAlias = Any
 
 class NeedsFeatures(UserError):
     """The model has no inputs before a call: build it again with the features of a first batch."""
+
+
+def optimizer_of(module: ModelModule, params: Mapping[str, Scalar], seed: int) -> Optimizer:
+    """The module's optimizer, with Keras prepared to build its model.
+
+    Raises UserError for params that do not fit, or if the module's function raises.
+    """
+    check_params(module, params)
+    # Names of layers, tables and variables must not depend on models built before.
+    reset_uids()
+    keras.utils.set_random_seed(seed % 2**32)
+    with user_code("optimizer", module.zoo):
+        return module.optimizer(**optimizer_params(module, params))
 
 
 def check_params(module: ModelModule, params: Mapping[str, Scalar]) -> None:

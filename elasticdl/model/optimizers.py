@@ -9,6 +9,9 @@ import keras
 
 from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec
 from elasticdl.errors import UserError
+from elasticdl.model.callbacks import LearningRateScheduler
+from elasticdl.model.module import ModelModule
+from elasticdl.model.usercode import user_code
 
 Optimizer: TypeAlias = Any
 """A `keras.optimizers.Optimizer` (the package has no types)."""
@@ -110,3 +113,17 @@ def learning_rate(optimizer: Optimizer) -> Any:  # noqa: ANN401 - Keras has no t
     ):
         return rate
     return float(rate.numpy())
+
+
+def schedule_of(module: ModelModule) -> Callable[[int], float] | None:
+    """The learning rate by version, if `callbacks()` of the module has a scheduler."""
+    if module.callbacks is None:
+        return None
+    with user_code("callbacks", module.zoo):
+        schedulers = [
+            callback
+            for callback in module.callbacks() or ()
+            if isinstance(callback, LearningRateScheduler)
+        ]
+    # The last one wins: Keras runs callbacks in order, and each sets the rate.
+    return schedulers[-1].schedule if schedulers else None

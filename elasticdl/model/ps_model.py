@@ -9,7 +9,6 @@ from typing import Any, final
 
 import keras
 import numpy as np
-from keras.src.utils.naming import reset_uids
 
 from elasticdl.embedding.spec import DenseSpec, Dtype, ParametersSpec, TableSpec
 from elasticdl.errors import UserError
@@ -19,9 +18,8 @@ from elasticdl.model.building import (
     Variable,
     changing,
     check_model,
-    check_params,
     inputs_of,
-    optimizer_params,
+    optimizer_of,
     trainable,
 )
 from elasticdl.model.initializers import initializer_spec
@@ -72,12 +70,7 @@ class PsModel:
             UserError: the optimizer, an initializer or a constraint is unsupported (names which and
                 where).
         """
-        check_params(module, params)
-        # Names of layers, tables and variables must not depend on models built before.
-        reset_uids()
-        keras.utils.set_random_seed(seed % 2**32)
-        with user_code("optimizer", module.zoo):
-            optimizer = module.optimizer(**optimizer_params(module, params))
+        optimizer = optimizer_of(module, params, seed)
         rule = optimizer_spec(optimizer, place(module.optimizer))
         with (
             embedding_hooks.building(threshold_bytes) as built,

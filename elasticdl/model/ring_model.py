@@ -8,7 +8,6 @@ from typing import final
 
 import keras
 from keras.src.random.seed_generator import global_seed_generator
-from keras.src.utils.naming import reset_uids
 from keras.src.utils.tracking import DotNotTrackScope
 
 from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec, ParametersSpec
@@ -18,9 +17,8 @@ from elasticdl.model.building import (
     Variable,
     changing,
     check_model,
-    check_params,
     inputs_of,
-    optimizer_params,
+    optimizer_of,
     trainable,
 )
 from elasticdl.model.module import ModelModule
@@ -64,12 +62,7 @@ class RingModel:
 
         Raises the errors of `PsModel.build`.
         """
-        check_params(module, params)
-        # Names of layers and variables must not depend on models built before.
-        reset_uids()
-        keras.utils.set_random_seed(seed % 2**32)
-        with user_code("optimizer", module.zoo):
-            optimizer = module.optimizer(**optimizer_params(module, params))
+        optimizer = optimizer_of(module, params, seed)
         if not isinstance(optimizer, keras.optimizers.Optimizer):
             raise UserError(
                 f"{place(module.optimizer)}: optimizer() returned {type(optimizer).__name__},"

@@ -7,10 +7,9 @@ from typing import Any, final
 
 import keras
 
-from elasticdl.model.callbacks import LearningRateScheduler
 from elasticdl.model.embedding_hooks import Tensor
 from elasticdl.model.module import ModelModule
-from elasticdl.model.optimizers import Optimizer
+from elasticdl.model.optimizers import Optimizer, schedule_of
 from elasticdl.model.usercode import user_code
 
 
@@ -27,7 +26,7 @@ class Rate:
     def __init__(self, optimizer: Optimizer, module: ModelModule) -> None:
         self._optimizer = optimizer
         self._zoo = module.zoo
-        self._schedule = _scheduler(module)
+        self._schedule = schedule_of(module)
         self._scale = keras.Variable(1.0, dtype="float32", trainable=False, name="rate_scale")
         self._plain = isinstance(optimizer._learning_rate, keras.Variable)
         self._scaled = 1.0
@@ -68,15 +67,3 @@ class _Scaled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[
     def get_config(self) -> dict[str, Any]:
         """Required by Keras."""
         return {}
-
-
-def _scheduler(module: ModelModule) -> Callable[[int], float] | None:
-    if module.callbacks is None:
-        return None
-    with user_code("callbacks", module.zoo):
-        schedulers = [
-            callback
-            for callback in module.callbacks() or ()
-            if isinstance(callback, LearningRateScheduler)
-        ]
-    return schedulers[-1].schedule if schedulers else None

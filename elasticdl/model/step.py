@@ -12,12 +12,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from elasticdl.model.callbacks import LearningRateScheduler
 from elasticdl.model.embedding_hooks import Tensor
 from elasticdl.model.ids import IdGraph, trace_ids
 from elasticdl.model.metrics import Metrics, States
 from elasticdl.model.module import ModelModule
-from elasticdl.model.optimizers import learning_rate
+from elasticdl.model.optimizers import learning_rate, schedule_of
 from elasticdl.model.ps_model import PsModel
 from elasticdl.model.structure import Structure, fits, input_specs, relaxed
 from elasticdl.model.tracing import Batches, Function, Tracer
@@ -264,16 +263,8 @@ class CompiledStep:
 
 def _rate(ps_model: PsModel, module: ModelModule) -> Any:  # noqa: ANN401 - Keras has no types
     """A Keras schedule, or a function from version to learning rate."""
-    if module.callbacks is not None:
-        with user_code("callbacks", module.zoo):
-            schedulers = [
-                callback
-                for callback in module.callbacks() or ()
-                if isinstance(callback, LearningRateScheduler)
-            ]
-        # The last one wins: Keras runs callbacks in order, and each sets the rate.
-        if schedulers:
-            return _guarded(schedulers[-1].schedule, module)
+    if (schedule := schedule_of(module)) is not None:
+        return _guarded(schedule, module)
     rate = learning_rate(ps_model.optimizer)
     if isinstance(rate, float):
         return lambda _: rate
