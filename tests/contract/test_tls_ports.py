@@ -22,7 +22,7 @@ from elasticdl.cluster.base import ProcessName
 from elasticdl.cluster.role_environment import RoleEnvironment
 from elasticdl.errors import PermanentError, TransientError, UserError
 from elasticdl.jobdir.layout import JobDirectory
-from elasticdl.master.certificates import certificates
+from elasticdl.master.call_port import certificates
 from elasticdl.master.platform.platform import MasterEnvironment
 from elasticdl.master.status.limits import PageLimits
 from elasticdl.native import _native
