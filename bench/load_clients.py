@@ -24,13 +24,13 @@ import grpc
 from bench.load_client import RETRY_S, Client, Measured
 from bench.load_connections import READ_BYTES, Loop
 from elasticdl.cluster.base import Role
+from elasticdl.own_process import raise_file_limit
 from elasticdl.paused_collection import collect_rarely
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.elasticdl_pb2_grpc import (
     ParameterServerServicer,
     add_ParameterServerServicer_to_server,
 )
-from elasticdl.rpc.open_files import raise_file_limit
 from elasticdl.tls.contexts import client_context
 
 LOOK_S = 0.05

@@ -22,7 +22,7 @@ from bench.load import Load
 from bench.load_server_clients import Share
 from bench.server import DIM, ROOT, ROWS, Client, resident_bytes, server_process
 from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec
-from elasticdl.rpc.open_files import raise_file_limit
+from elasticdl.own_process import raise_file_limit
 from elasticdl.tls.authority import Authority
 
 ROWS_PER_STEP = 1_000

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
@@ -33,8 +32,8 @@ from elasticdl.master.outcome import (
 from elasticdl.master.platform.local import LocalPlatform
 from elasticdl.master.platform.platform import JobHasEnded, MasterEnvironment, Platform
 from elasticdl.master.read_spec import read_spec
+from elasticdl.own_process import log_to_stderr, raise_file_limit
 from elasticdl.paused_collection import paused_collection, without_collection
-from elasticdl.rpc.open_files import raise_file_limit
 from elasticdl.tokens import run_name
 
 _LOG = logging.getLogger("elasticdl.master")
@@ -232,11 +231,7 @@ def run() -> int:
     raise_file_limit()
     # Until the loop has its own handlers: exit cleanly.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    logging.basicConfig(
-        level=logging.INFO,
-        format="%(asctime)s %(levelname).1s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    log_to_stderr()
     try:
         finish = _work(_platform())
     except ElasticDLError as error:

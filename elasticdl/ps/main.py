@@ -6,13 +6,10 @@ signal that reaches a thread that does not block it ends the process in the midd
 
 from __future__ import annotations
 
-import logging
-import sys
-
 from elasticdl.cluster.local.parent_death import die_with_parent
+from elasticdl.own_process import hold_signals, log_to_stderr, raise_file_limit
 from elasticdl.paused_collection import paused_collection
-from elasticdl.ps.process import fail, hold_signals, leave, leave_on_signal
-from elasticdl.rpc.open_files import raise_file_limit
+from elasticdl.ps.process import fail, leave, leave_on_signal
 
 
 def main() -> None:
@@ -21,11 +18,7 @@ def main() -> None:
     # Before anything that starts threads: they inherit the mask.
     hold_signals()
     raise_file_limit()
-    logging.basicConfig(
-        level=logging.INFO,
-        format="%(asctime)s %(levelname).1s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    log_to_stderr()
     leave_on_signal()
     try:
         with paused_collection():

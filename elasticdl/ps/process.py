@@ -6,9 +6,7 @@ It imports nothing that starts threads.
 from __future__ import annotations
 
 import logging
-import os
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -16,19 +14,9 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from elasticdl.errors import ElasticDLError, ExitCode, TransientError
+from elasticdl.own_process import SIGNALS, end_now
 
 _log = logging.getLogger(__name__)
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-
-def hold_signals() -> None:
-    """Block SIGTERM and SIGINT.
-
-    Call it before any thread starts: threads inherit it, and only `leave_on_signal` receives them.
-    """
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-
 
 _farewells: list[Callable[[], None]] = []
 FAREWELL_LIMIT_S = 40.0
@@ -47,14 +35,14 @@ def leave_on_signal() -> None:
     """
 
     def run() -> None:
-        name = signal.Signals(signal.sigwait(_SIGNALS)).name
+        name = signal.Signals(signal.sigwait(SIGNALS)).name
         _log.info("%s: leaving", name)
         working = [threading.Thread(target=work, daemon=True) for work in _farewells]
         for thread in working:
             thread.start()
         until_s = time.monotonic() + FAREWELL_LIMIT_S
         while any(thread.is_alive() for thread in working) and time.monotonic() < until_s:
-            if signal.sigtimedwait(_SIGNALS, 0.05) is not None:
+            if signal.sigtimedwait(SIGNALS, 0.05) is not None:
                 break
         leave(ExitCode.DRAINED)
 
@@ -90,8 +78,5 @@ def leave(code: ExitCode) -> NoReturn:
 
     Pushes in progress are not acknowledged, so their workers repeat them.
     """
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Not sys.exit: threads of gRPC and of the server may be in the middle of a call.
-    os._exit(code)
+    # Threads of gRPC and of the server may be in the middle of a call.
+    end_now(code)

@@ -22,6 +22,7 @@ from typing import final
 from elasticdl.job import JobSpec
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.outcome import Outcome
+from elasticdl.own_process import log_to_stderr
 from elasticdl.private_file import FILE_MODE
 from elasticdl.tracking.choice import Sent, kind_and_uri, why_no_traces
 from elasticdl.tracking.followed_file import FollowedFile
@@ -129,11 +130,7 @@ def main() -> int:
     for quiet in (signal.SIGINT, signal.SIGTERM):
         # The master decides when this process ends.
         signal.signal(quiet, signal.SIG_IGN)
-    logging.basicConfig(
-        level=logging.INFO,
-        format="%(asctime)s %(levelname).1s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    log_to_stderr()
     # What libraries print must not mix with our lines.
     events = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

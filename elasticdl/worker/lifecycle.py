@@ -24,6 +24,7 @@ from elasticdl.formatting import BUILDING, GIVING_PART, IMPORTING
 from elasticdl.job_choices import Strategy
 from elasticdl.model.bad_record_filter import BadRecords
 from elasticdl.model.tensorflow_import import load_tensorflow
+from elasticdl.own_process import log_to_stderr
 from elasticdl.rpc.conversation import Attached, Failure, Servers
 from elasticdl.rpc.master_client import MasterClient
 from elasticdl.rpc.parameters import Parameters
@@ -42,7 +43,7 @@ from elasticdl.worker.process.hang_watch import HangWatch, StoodStill
 from elasticdl.worker.process.interpreter_watch import watch_interpreter
 from elasticdl.worker.process.journal_holder import hold_journal_copy
 from elasticdl.worker.process.order_receiver import OrderReceiver
-from elasticdl.worker.process.os_process import leave, log_to_stderr
+from elasticdl.worker.process.os_process import leave
 from elasticdl.worker.process.shutdown import (
     CallbackFailed,
     Done,

@@ -7,13 +7,8 @@ reaches a thread that does not block it ends the process instead of draining it.
 from __future__ import annotations
 
 from elasticdl.cluster.local.parent_death import die_with_parent
-from elasticdl.worker.process.os_process import (
-    drain_on_signal,
-    end_by_force,
-    hold_signals,
-    leave,
-    log_to_stderr,
-)
+from elasticdl.own_process import hold_signals, log_to_stderr
+from elasticdl.worker.process.os_process import drain_on_signal, end_by_force, leave
 from elasticdl.worker.process.shutdown import Shutdown
 
 

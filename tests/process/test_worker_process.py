@@ -24,6 +24,7 @@ LIMIT_S = 30.0
 
 PRELUDE = """
 import sys, threading
+from elasticdl.own_process import hold_signals
 from elasticdl.worker.process.os_process import *
 from elasticdl.worker.process.shutdown import *
 hold_signals()

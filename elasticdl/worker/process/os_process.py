@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
-import sys
 import threading
 from typing import NoReturn, assert_never
 
+from elasticdl.own_process import SIGNALS, end_now
 from elasticdl.worker.process.shutdown import Done, Draining, Failed, Shutdown, exit_code
 
 _log = logging.getLogger(__name__)
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 DRAIN_S = 4.5
 """From the request to drain until the process has ended, whatever hangs.
@@ -26,32 +23,12 @@ DONE_S = 600.0
 """Time limit of the module's `on_train_end`."""
 
 
-def hold_signals() -> None:
-    """Block SIGTERM and SIGINT.
-
-    Call it before any thread starts: threads inherit it, and only `drain_on_signal` receives them.
-    """
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-
-
-def log_to_stderr() -> None:
-    """Log from level INFO on.
-
-    Call it before TensorFlow's import, which adds a handler of its own otherwise.
-    """
-    logging.basicConfig(
-        level=logging.INFO,
-        format="%(asctime)s %(levelname).1s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
-
-
 def drain_on_signal(shutdown: Shutdown) -> None:
     """Start a thread that waits for signals; a long C call would delay an ordinary handler."""
 
     def run() -> None:
         while True:
-            name = signal.Signals(signal.sigwait(_SIGNALS)).name
+            name = signal.Signals(signal.sigwait(SIGNALS)).name
             _log.info("%s: finishing the step and returning leases", name)
             shutdown.end(Draining(name))
 
@@ -78,15 +55,8 @@ def end_by_force(shutdown: Shutdown, *, drain_s: float = DRAIN_S) -> None:
 
 
 def leave(shutdown: Shutdown) -> NoReturn:
-    """End the process now, with the exit code of its reason to end.
-
-    Skips Python's shutdown, in which daemon threads of TensorFlow or gRPC may crash.
-    """
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Flush first: os._exit does not.
-    os._exit(exit_code(shutdown.reason))
+    """End the process now, with the exit code of its reason to end."""
+    end_now(exit_code(shutdown.reason))
 
 
 def _limit_s(shutdown: Shutdown, drain_s: float) -> float:

@@ -8,7 +8,6 @@ ends it, and SIGQUIT kills all of its processes.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import sys
 from pathlib import Path
@@ -16,18 +15,14 @@ from pathlib import Path
 from elasticdl.cluster.local.parent_death import die_with_parent
 from elasticdl.cluster.local.supervisor.supervisor import Supervisor
 from elasticdl.jobdir.layout import JobDirectory
-from elasticdl.rpc.open_files import raise_file_limit
+from elasticdl.own_process import log_to_stderr, raise_file_limit
 
 
 def main() -> int:
     """Run the process; return the job's exit code."""
     die_with_parent()
     raise_file_limit()
-    logging.basicConfig(
-        level=logging.INFO,
-        format="%(asctime)s %(levelname).1s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    log_to_stderr()
     imports, *command = sys.argv[1:]
     directory = JobDirectory(Path(os.environ["ELASTICDL_JOB_DIR"]))
     return asyncio.run(_supervise(directory, command, tuple(filter(None, imports.split(",")))))
