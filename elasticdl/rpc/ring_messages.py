@@ -1,9 +1,12 @@
 """The ring's part of the conversation on the wire: protobuf messages to frozen values and back.
 
-Invalid messages raise ValueError.
+The fields have the same names on both sides. Invalid messages raise ValueError.
 """
 
 from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
 
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.conversation import (
@@ -27,18 +30,13 @@ def _count(value: int, what: str) -> int:
     return value
 
 
+def _bounded(value: RingReport | RingSaved) -> dict[str, Any]:
+    return {**asdict(value), "problem": value.problem[:_MAX_TEXT_CHARS]}
+
+
 def report_to_wire(report: RingReport) -> pb.RingReport:
     """RingReport -> message."""
-    return pb.RingReport(
-        ready=report.ready,
-        entered=report.entered,
-        broken=report.broken,
-        leaving=report.leaving,
-        problem=report.problem[:_MAX_TEXT_CHARS],
-        version=report.version,
-        number=report.number,
-        offset=report.offset,
-    )
+    return pb.RingReport(**_bounded(report))
 
 
 def report_from_wire(message: pb.RingReport) -> RingReport:
@@ -57,7 +55,7 @@ def report_from_wire(message: pb.RingReport) -> RingReport:
 
 def cut_to_wire(cut: RingCut) -> pb.RingCut:
     """RingCut -> message."""
-    return pb.RingCut(snapshot=cut.snapshot, version=cut.version)
+    return pb.RingCut(**asdict(cut))
 
 
 def cut_from_wire(message: pb.RingCut) -> RingCut:
@@ -69,18 +67,7 @@ def cut_from_wire(message: pb.RingCut) -> RingCut:
 
 def saved_to_wire(saved: RingSaved) -> pb.RingSaved:
     """RingSaved -> message."""
-    return pb.RingSaved(
-        snapshot=saved.snapshot,
-        directory=saved.directory,
-        version=saved.version,
-        files=[
-            pb.SavedFile(name=one.name, bytes=one.bytes, checksum=one.checksum)
-            for one in saved.files
-        ],
-        parameters=saved.parameters,
-        rows=saved.rows,
-        problem=saved.problem[:_MAX_TEXT_CHARS],
-    )
+    return pb.RingSaved(**_bounded(saved))
 
 
 def saved_from_wire(message: pb.RingSaved) -> RingSaved:
@@ -107,15 +94,7 @@ def saved_from_wire(message: pb.RingSaved) -> RingSaved:
 
 def generation_to_wire(generation: RingGeneration) -> pb.RingGeneration:
     """RingGeneration -> message."""
-    return pb.RingGeneration(
-        number=generation.number,
-        members=generation.members,
-        holders=generation.holders,
-        first_item=generation.first_item,
-        restore_from=generation.restore_from,
-        port=generation.port,
-        scope=generation.scope,
-    )
+    return pb.RingGeneration(**asdict(generation))
 
 
 def generation_from_wire(message: pb.RingGeneration) -> RingGeneration:
