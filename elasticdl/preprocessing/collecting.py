@@ -49,7 +49,6 @@ class ConcatenateWithOffset(Layer):  # type: ignore[misc]
         return tf.concat(moved, self.axis)
 
     def get_config(self) -> dict[str, Any]:
-        """Keras's config."""
         return {**super().get_config(), "offsets": self.offsets, "axis": self.axis}
 
 
@@ -72,7 +71,6 @@ class ToSparse(Layer):  # type: ignore[misc]
         return keras.KerasTensor(inputs.shape, inputs.dtype, sparse=True)
 
     def get_config(self) -> dict[str, Any]:
-        """Keras's config."""
         return {**super().get_config(), "ignore_value": self.ignore_value}
 
 
@@ -104,7 +102,6 @@ class ToRagged(Layer):  # type: ignore[misc]
         return tf.ragged.boolean_mask(inputs, inputs.with_flat_values(kept))
 
     def get_config(self) -> dict[str, Any]:
-        """Keras's config."""
         return {**super().get_config(), "sep": self.sep, "ignore_value": self.ignore_value}
 
 

@@ -10,10 +10,7 @@ import keras
 import tensorflow as tf
 
 from elasticdl.model.embedding_hooks import Tensor
-from elasticdl.preprocessing.values import map_values
-
-Layer: Any = keras.layers.Layer
-"""Keras has no types."""
+from elasticdl.preprocessing.values import OfValues
 
 _registered: Any = keras.saving.register_keras_serializable("elasticdl")
 
@@ -32,7 +29,7 @@ class Hashing(keras.layers.Hashing):  # type: ignore[misc]
 
 @_registered
 @final
-class IndexLookup(Layer):  # type: ignore[misc]
+class IndexLookup(OfValues):
     """Strings to their places in `vocabulary`; all others to the `num_oov_tokens` ids after it.
 
     `vocabulary` may be the path of a text file with a word on each line. Blank lines, and white
@@ -59,27 +56,21 @@ class IndexLookup(Layer):  # type: ignore[misc]
             num_oov_tokens,
         )
 
-    def call(self, inputs: Tensor) -> Tensor:
-        """int64 in the form of the strings: dense, sparse or ragged."""
-        return map_values(self.table.lookup, inputs)
-
-    def compute_output_spec(self, inputs: Any) -> keras.KerasTensor:  # noqa: ANN401
-        """The same shape, of type int64."""
-        return keras.KerasTensor(inputs.shape, "int64", sparse=inputs.sparse)
-
     def vocab_size(self) -> int:
         """The number of ids."""
         return len(self.vocabulary) + self.num_oov_tokens
 
     def get_config(self) -> dict[str, Any]:
-        """Keras's config."""
         own = {"vocabulary": [*self.vocabulary], "num_oov_tokens": self.num_oov_tokens}
         return {**super().get_config(), **own}
+
+    def _made(self, values: Tensor) -> Tensor:
+        return self.table.lookup(values)
 
 
 @_registered
 @final
-class Discretization(Layer):  # type: ignore[misc]
+class Discretization(OfValues):
     """Numbers to the place of their bin; `bins` are the boundaries, each of which begins a bin."""
 
     def __init__(self, bins: Sequence[float], **options: Any) -> None:  # noqa: ANN401
@@ -88,27 +79,23 @@ class Discretization(Layer):  # type: ignore[misc]
         self.autocast = False
         self.bins = [*bins]
 
-    def call(self, inputs: Tensor) -> Tensor:
-        """int64 in the form of the numbers: dense, sparse or ragged."""
-        return map_values(lambda values: buckets(values, self.bins), inputs)
-
-    def compute_output_spec(self, inputs: Any) -> keras.KerasTensor:  # noqa: ANN401
-        """The same shape, of type int64."""
-        return keras.KerasTensor(inputs.shape, "int64", sparse=inputs.sparse)
-
     def num_bins(self) -> int:
         """One more than there are boundaries."""
         return len(self.bins) + 1
 
     def get_config(self) -> dict[str, Any]:
-        """Keras's config."""
         return {**super().get_config(), "bins": [*self.bins]}
+
+    def _made(self, values: Tensor) -> Tensor:
+        return buckets(values, self.bins)
 
 
 @_registered
 @final
-class Normalizer(Layer):  # type: ignore[misc]
+class Normalizer(OfValues):
     """(x - `subtractor`) / `divisor`, as float32. Raises ValueError for a divisor of 0."""
+
+    made_dtype = "float32"
 
     def __init__(self, subtractor: float, divisor: float, **options: Any) -> None:  # noqa: ANN401
         super().__init__(**options)
@@ -117,20 +104,12 @@ class Normalizer(Layer):  # type: ignore[misc]
         self.autocast = False
         self.subtractor, self.divisor = subtractor, divisor
 
-    def call(self, inputs: Tensor) -> Tensor:
-        """float32 in the form of the numbers: dense, sparse or ragged."""
-        return map_values(
-            lambda values: (tf.cast(values, tf.float32) - self.subtractor) / self.divisor, inputs
-        )
-
-    def compute_output_spec(self, inputs: Any) -> keras.KerasTensor:  # noqa: ANN401
-        """The same shape, of type float32."""
-        return keras.KerasTensor(inputs.shape, "float32", sparse=inputs.sparse)
-
     def get_config(self) -> dict[str, Any]:
-        """Keras's config."""
         own = {"subtractor": self.subtractor, "divisor": self.divisor}
         return {**super().get_config(), **own}
+
+    def _made(self, values: Tensor) -> Tensor:
+        return (tf.cast(values, tf.float32) - self.subtractor) / self.divisor
 
 
 def buckets(values: Tensor, boundaries: Sequence[float]) -> Tensor:

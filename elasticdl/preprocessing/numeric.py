@@ -7,48 +7,38 @@ from __future__ import annotations
 
 from typing import Any, final
 
-import keras
 import tensorflow as tf
 
 from elasticdl.model.embedding_hooks import Tensor
-from elasticdl.preprocessing.values import map_values
-
-Layer: Any = keras.layers.Layer
-"""Keras has no types."""
+from elasticdl.preprocessing.values import OfValues
 
 
 @final
-class ToNumber(Layer):  # type: ignore[misc]
-    """Strings to numbers of type `out_type`; `default_value` for an empty string."""
+class ToNumber(OfValues):
+    """Strings to numbers of type `out_type`; `default_value` for an empty string.
+
+    TensorFlow raises for text that is no number.
+    """
 
     def __init__(self, out_type: str = "float32", default_value: float = 0, **options: Any) -> None:  # noqa: ANN401
         super().__init__(**options)
-        self.out_type = tf.as_dtype(out_type).name
+        self.out_type = self.made_dtype = tf.as_dtype(out_type).name
         self.default_value = default_value
 
-    def call(self, inputs: Tensor) -> Tensor:
-        """Numbers in the form of the strings. TensorFlow raises for text that is no number."""
-        return map_values(self._number, inputs)
-
-    def compute_output_spec(self, inputs: Any) -> keras.KerasTensor:  # noqa: ANN401
-        """The same shape, of type `out_type`."""
-        return keras.KerasTensor(inputs.shape, self.out_type, sparse=inputs.sparse)
-
     def get_config(self) -> dict[str, Any]:
-        """Keras's config."""
         own = {"out_type": self.out_type, "default_value": self.default_value}
         return {**super().get_config(), **own}
 
-    def _number(self, text: Tensor) -> Tensor:
-        if text.dtype != tf.string:
-            return tf.cast(text, self.out_type)
-        empty = tf.equal(text, "")
-        numbers = tf.strings.to_number(tf.where(empty, "0", text), self.out_type)
+    def _made(self, values: Tensor) -> Tensor:
+        if values.dtype != tf.string:
+            return tf.cast(values, self.out_type)
+        empty = tf.equal(values, "")
+        numbers = tf.strings.to_number(tf.where(empty, "0", values), self.out_type)
         default = tf.as_dtype(self.out_type).as_numpy_dtype(self.default_value)
         return tf.where(empty, default, numbers)
 
 
-class _ToId(Layer):  # type: ignore[misc]
+class _ToId(OfValues):
     """Numbers to ids of type int64; `default_value` for what is below 0 or too large."""
 
     def __init__(self, default_value: int, **options: Any) -> None:  # noqa: ANN401
@@ -57,16 +47,7 @@ class _ToId(Layer):  # type: ignore[misc]
         self.autocast = False
         self.default_value = default_value
 
-    def call(self, inputs: Tensor) -> Tensor:
-        """Ids in the form of the numbers."""
-        return map_values(self._id, inputs)
-
-    def compute_output_spec(self, inputs: Any) -> keras.KerasTensor:  # noqa: ANN401
-        """The same shape, of type int64."""
-        return keras.KerasTensor(inputs.shape, "int64", sparse=inputs.sparse)
-
     def get_config(self) -> dict[str, Any]:
-        """Keras's config."""
         return {**super().get_config(), "default_value": self.default_value}
 
     def _bounded(self, ids: Tensor, count: int) -> Tensor:
@@ -79,9 +60,6 @@ class _ToId(Layer):  # type: ignore[misc]
         safe = tf.where(fits, ids, tf.zeros_like(ids))
         return tf.where(fits, tf.cast(safe, tf.int64), tf.cast(self.default_value, tf.int64))
 
-    def _id(self, numbers: Tensor) -> Tensor:
-        raise NotImplementedError
-
 
 @final
 class RoundIdentity(_ToId):
@@ -92,11 +70,10 @@ class RoundIdentity(_ToId):
         self.num_buckets = num_buckets
 
     def get_config(self) -> dict[str, Any]:
-        """Keras's config."""
         return {**super().get_config(), "num_buckets": self.num_buckets}
 
-    def _id(self, numbers: Tensor) -> Tensor:
-        return self._bounded(tf.round(numbers), self.num_buckets)
+    def _made(self, values: Tensor) -> Tensor:
+        return self._bounded(tf.round(values), self.num_buckets)
 
 
 @final
@@ -118,12 +95,11 @@ class LogRound(_ToId):
         self.base = base
 
     def get_config(self) -> dict[str, Any]:
-        """Keras's config."""
         return {**super().get_config(), "num_bins": self.num_bins, "base": self.base}
 
-    def _id(self, numbers: Tensor) -> Tensor:
-        kind = numbers.dtype if numbers.dtype.is_floating else tf.float64
-        logarithms = tf.math.log(tf.cast(numbers, kind))
+    def _made(self, values: Tensor) -> Tensor:
+        kind = values.dtype if values.dtype.is_floating else tf.float64
+        logarithms = tf.math.log(tf.cast(values, kind))
         if self.base is not None:
             logarithms /= tf.math.log(tf.cast(self.base, kind))
         return self._bounded(tf.round(logarithms), self.num_bins)

@@ -1,9 +1,11 @@
-"""Apply a function to the values of a dense, sparse or ragged tensor."""
+"""Apply a function, or a layer, to the values of a dense, sparse or ragged tensor."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import keras
 import tensorflow as tf
 
 from elasticdl.model.embedding_hooks import Tensor
@@ -16,3 +18,21 @@ def map_values(function: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
     if isinstance(tensor, tf.RaggedTensor):
         return tensor.with_flat_values(function(tensor.flat_values))
     return function(tf.convert_to_tensor(tensor))
+
+
+class OfValues(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
+    """Each value becomes one of type `made_dtype`, in the same form: dense, sparse or ragged."""
+
+    made_dtype = "int64"
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """What becomes of the values."""
+        return map_values(self._made, inputs)
+
+    def compute_output_spec(self, inputs: Any) -> keras.KerasTensor:  # noqa: ANN401
+        """The same shape."""
+        return keras.KerasTensor(inputs.shape, self.made_dtype, sparse=inputs.sparse)
+
+    def _made(self, values: Tensor) -> Tensor:
+        """What becomes of values of any shape."""
+        raise NotImplementedError
