@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from elasticdl.errors import UserError
+from elasticdl.errors import TransientError, UserError
 from elasticdl.private_file import private
 from elasticdl.storage.address import parse
 from elasticdl.storage.attempts import RUNNING, Absent, Limits, attempt
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
 
 _CHUNK_BYTES = 8 << 20
+_FLUSHED_BYTES = 32 << 20
+"""An upload waits after so many bytes: pyarrow's clients queue without a limit what is written."""
 _BEHIND_THE_END = re.compile(r"InvalidRange|INVALID_RANGE|HTTP status 416\b")
 
 
@@ -123,15 +125,28 @@ class Store:
 
         attempt(address, "write", put, limits)
 
-    def upload(self, file: Path, address: str, limits: Limits = RUNNING) -> None:
-        """Write an object with the bytes of a file. Also raises OSError of the file."""
+    def upload(
+        self,
+        file: Path,
+        address: str,
+        limits: Limits = RUNNING,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Write an object with the bytes of a file. Also raises OSError of the file.
+
+        `is_wanted` is asked between pieces of the file: no longer is a TransientError.
+        """
         with file.open("rb", buffering=0) as source:
 
             def put() -> None:
                 source.seek(0)
                 with self._created(address) as stream:
                     while chunk := source.read(_CHUNK_BYTES):
+                        if not is_wanted():
+                            raise TransientError(f"{address}: nobody waits for it any longer")
                         stream.write(chunk)
+                        if source.tell() % _FLUSHED_BYTES == 0:
+                            stream.flush()
 
             attempt(address, "write", put, limits)
 

@@ -6,7 +6,6 @@ import errno
 import fcntl
 import os
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +30,7 @@ from elasticdl.worker.tasks.export_folders import (
     surplus,
 )
 from elasticdl.worker.tasks.export_folders import export_folders as _export_folders
-from tests.object_store import ObjectStore, reached, serving
+from tests.object_store import ObjectStore
 
 pytestmark = pytest.mark.contract
 FILES = ("model.weights.h5", "saved_model.pb", "variables/variables.index")
@@ -41,12 +40,6 @@ WHOLE = sorted((*FILES, RUN))
 
 def export_folders(place: str, keep: int, run: str = "a") -> ExportFolders:
     return _export_folders(place, keep, run)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ObjectStore]:
-    with serving() as store, reached(store):
-        yield store
 
 
 @pytest.fixture(params=["disk", "s3", "memory"])

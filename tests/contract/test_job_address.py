@@ -41,24 +41,13 @@ from elasticdl.master.executor.checkpoint_archive import CheckpointArchive
 from elasticdl.storage.attempts import STARTING, Limits
 from elasticdl.storage.copy_thread import Pace
 from elasticdl.storage.store import Store
-from tests.object_store import ObjectStore, reached, serving
+from tests.object_store import ObjectStore
 from tests.waiting import until, until_async
 
-pytestmark = pytest.mark.contract
+pytestmark = [pytest.mark.contract, pytest.mark.usefixtures("empty")]
 ADDRESS = "s3://bucket/jobs/iris"
 QUICK = OwnerTimes(beat_s=0.1, lost_s=0.6, settle_s=0.0, look_s=0.1)
 SILENT = OwnerTimes(beat_s=1000.0, lost_s=0.6, settle_s=0.0, look_s=0.1)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ObjectStore]:
-    with serving() as made, reached(made):
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def empty(server: ObjectStore) -> None:
-    server.buckets["bucket"].clear()
 
 
 @pytest.fixture

@@ -23,19 +23,13 @@ from elasticdl.storage.attempts import Limits
 from elasticdl.storage.connecting import connected
 from elasticdl.storage.store import forget_connections
 from tests.contract.test_data_reader_contract import IN_FILES, RECORDS, read, write
-from tests.object_store import KEY, SECRET, ObjectStore, reached, serving
+from tests.object_store import KEY, SECRET, ObjectStore
 from tests.waiting import until
 
 pytestmark = pytest.mark.contract
 # A compressed file is read from start to end, whatever format is in it.
 KINDS = [kind for kind in IN_FILES if kind not in ("csv gz", "tfrecord zst")]
 OF_PARTS = [kind for kind in KINDS if kind != "npy"]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ObjectStore]:
-    with serving() as store, reached(store):
-        yield store
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +22,13 @@ from elasticdl.storage import folders
 from elasticdl.storage.attempts import Absent, Limits, attempt, reason
 from elasticdl.storage.copy_thread import CopyThread, Pace
 from elasticdl.storage.folder_copy import FolderCopy
-from elasticdl.storage.store import store_of
+from elasticdl.storage.store import Store, store_of
 from elasticdl.worker.tasks.prediction_files import PartName, parts_from, prediction_files
-from tests.object_store import ObjectStore, reached, serving
+from tests.object_store import ObjectStore
 from tests.waiting import until
 
 pytestmark = pytest.mark.contract
 QUICK = Limits(give_up_s=0.3, first_pause_s=0.01)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ObjectStore]:
-    with serving() as store, reached(store):
-        yield store
 
 
 @pytest.fixture(params=["s3", "memory"])
@@ -123,6 +118,38 @@ def test_writes_outlive_unavailability(server: ObjectStore, tmp_path: Path) -> N
     server.faults.unavailable = 7
     store.upload(tmp_path / "big", "s3://bucket/big")
     assert (server.get("x"), len(server.get("big"))) == (b"small", 11 << 20)
+
+
+def test_an_upload_waits_before_much_is_queued(
+    server: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pyarrow's clients would queue a whole file of gigabytes."""
+    created, calls = Store._created, list[str]()
+
+    class Heard:
+        def __init__(self, stream: Any) -> None:
+            self._stream = stream
+
+        def write(self, data: bytes) -> None:
+            calls.append("write")
+            self._stream.write(data)
+
+        def flush(self) -> None:
+            calls.append("flush")
+            self._stream.flush()
+
+    @contextmanager
+    def spied(store: Store, address: str) -> Iterator[Heard]:
+        with created(store, address) as stream:
+            yield Heard(stream)
+
+    monkeypatch.setattr(Store, "_created", spied)
+    monkeypatch.setattr("elasticdl.storage.store._CHUNK_BYTES", 1 << 20)
+    monkeypatch.setattr("elasticdl.storage.store._FLUSHED_BYTES", 2 << 20)
+    (tmp_path / "big").write_bytes(bytes(5 << 20))
+    store_of("s3://bucket/x").upload(tmp_path / "big", "s3://bucket/big")
+    assert calls == ["write", "write", "flush", "write", "write", "flush", "write"]
+    assert server.get("big") == bytes(5 << 20)
 
 
 def test_a_store_that_stays_away_is_given_up_with_its_reason(server: ObjectStore) -> None:
