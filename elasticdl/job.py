@@ -44,6 +44,7 @@ from elasticdl.job_sections import (
 from elasticdl.kubernetes_section import ZOO_OF_IMAGES, KubernetesSection, LadderUse
 from elasticdl.shard import Task
 
+_STORE = "set --checkpoint-dir to an address such as s3://bucket/NAME"
 _VOLUME = (
     "for example --volume claim_name=CLAIM,mount_path=/data --job-dir /data/NAME --output"
     " /data/NAME/export"
@@ -245,14 +246,26 @@ class JobSpec(Section):
     def checkpoint_copies(self) -> str:
         """The address that the job copies its checkpoints to; '' if it copies none."""
         given, job_dir = self.checkpoint.checkpoint_dir, self.cluster.job_dir
+        if self.checkpoints_at:
+            return ""
         if given or self.action is not Action.TRAIN or not is_address(job_dir):
             return given
         return f"{job_dir.rstrip('/')}/checkpoints"
 
     @property
-    def keeps_checkpoints(self) -> bool:
-        """Whether all processes share a place for checkpoints."""
+    def shares_job_dir(self) -> bool:
+        """Whether all processes see the job directory, and it outlives them."""
         return not self.on_kubernetes or self.kubernetes.keeps(self.cluster.job_dir)
+
+    @property
+    def checkpoints_at(self) -> str:
+        """The address where processes that share no directory keep checkpoints; '' if none do."""
+        return "" if self.shares_job_dir else self.checkpoint.checkpoint_dir
+
+    @property
+    def keeps_checkpoints(self) -> bool:
+        """Whether there is a place for checkpoints that all processes reach."""
+        return self.shares_job_dir or bool(self.checkpoints_at)
 
     @property
     def keeps_pushes(self) -> bool:
@@ -272,7 +285,7 @@ class JobSpec(Section):
     @property
     def workers_hold_journal(self) -> bool:
         """Whether workers have copies of the journal, in place of a volume or servers."""
-        return not (self.keeps_checkpoints or self.servers)
+        return not (self.shares_job_dir or self.servers)
 
     def with_strategy(self, strategy: Strategy) -> JobSpec:
         """The same job with this strategy: with parameter servers or without."""
@@ -345,8 +358,8 @@ class JobSpec(Section):
             )
         if not self.keeps_checkpoints:
             raise SpecError(
-                f"{given} needs a --job-dir on a volume that all pods share",
-                hint=f"{_VOLUME}, or set {fix}",
+                f"{given} needs a place for checkpoints that all pods reach",
+                hint=f"{_STORE}; or {_VOLUME}; or set {fix}",
             )
 
     def _check_exports(self) -> None:
@@ -376,11 +389,11 @@ class JobSpec(Section):
         kept, job_dir = self.checkpoint, self.cluster.job_dir
         if is_address(job_dir):
             raise SpecError(
-                f"--job-dir {job_dir} with --image-name: servers of a job on a cluster write"
-                " checkpoints to a path that all pods share",
+                f"--job-dir {job_dir} with --image-name: the job directory of a job on a cluster is"
+                " a path in its pods",
                 hint=(
-                    f"{_VOLUME}; --checkpoint-dir {job_dir.rstrip('/')}/checkpoints copies the"
-                    " checkpoints to the object store"
+                    f"set --checkpoint-dir {job_dir.rstrip('/')}/checkpoints in its place: a job"
+                    " needs no more than its checkpoints to go on, and no volume"
                 ),
             )
         if job_dir and not job_dir.startswith("/"):
@@ -401,20 +414,17 @@ class JobSpec(Section):
                 " so it would be lost with its pod",
                 hint=_VOLUME,
             )
-        needing = ("checkpoint_steps", "checkpoint_dir", "resume")
-        given = [flag_of(name) for name in needing if getattr(kept, name)]
-        if is_address(kept.checkpoint_dir_for_init):
-            # The servers restore what the master has fetched.
-            given.append(flag_of("checkpoint_dir_for_init"))
-        if given and not self.kubernetes.keeps(job_dir):
+        given = [flag_of(name) for name in ("checkpoint_steps", "resume") if getattr(kept, name)]
+        if given and not self.keeps_checkpoints:
             where = (
                 f"--job-dir {job_dir} is not on a writable --volume"
                 if job_dir
                 else "no --job-dir is given"
             )
             raise SpecError(
-                f"{given[0]} needs a --job-dir on a volume that all pods share, but {where}",
-                hint=_VOLUME,
+                f"{given[0]} needs a place for checkpoints that all pods reach, but {where}, and"
+                " no --checkpoint-dir",
+                hint=f"{_STORE}; or {_VOLUME}",
             )
 
     def _check_strategy(self) -> None:

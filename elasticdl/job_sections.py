@@ -275,8 +275,9 @@ class CheckpointSection(Section):
         default="",
         description=(
             "Address in an object store, such as s3://bucket/key, to copy each checkpoint to; with"
-            " --resume also where to look for newer ones than in --job-dir. Default if --job-dir is"
-            " an address: checkpoints below it."
+            " --resume also where to look for newer ones than in --job-dir. On a cluster without a"
+            " volume it is the only place of checkpoints. Default if --job-dir is an address:"
+            " checkpoints below it."
         ),
     )
     checkpoint_dir_for_init: Annotated[Place, NeededBy(_EVALUATE + _PREDICT)] = Field(

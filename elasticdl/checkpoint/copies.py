@@ -4,27 +4,37 @@ No listing decides what is there. A version counts if its manifest is there and 
 manifest names has the right size and checksum; `newest.json` names the newest version beside the
 listing, which a store may show late. A store has no hard links: the files of a delta's links are
 those of the versions that wrote them.
+
+`stored.py` makes checkpoints of this layout that are no copies.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from elasticdl.checkpoint import store
 from elasticdl.checkpoint.layout import MANIFEST, VERSION_PREFIX, directory_name
 from elasticdl.checkpoint.manifest import Manifest, PartFile, name_when_written, parse_manifest
+from elasticdl.checkpoint.part import Part, header_of
 from elasticdl.errors import Corrupted, UserError
+from elasticdl.native import _native
 from elasticdl.storage import folders
 from elasticdl.storage.address import below
 from elasticdl.storage.attempts import RUNNING, STARTING, Absent, Limits
 from elasticdl.storage.store import store_of
 
-_NEWEST = "newest.json"
+NEWEST = "newest.json"
+_AT_ONCE = 8
+_CHUNK_BYTES = 8 << 20
 _NAME = re.compile(rf"{VERSION_PREFIX}(\d+)")
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def upload(directory: Path, manifest: Manifest, address: str) -> None:
@@ -42,20 +52,35 @@ def upload(directory: Path, manifest: Manifest, address: str) -> None:
                 there.upload(directory / file.name, target)
     names = [*(part.name for part in manifest.files), MANIFEST]
     folders.upload(directory, names, below(address, directory_name(manifest.version)), MANIFEST)
-    there.write(below(address, _NEWEST), json.dumps({"version": manifest.version}).encode())
+    there.write(below(address, NEWEST), json.dumps({"version": manifest.version}).encode())
 
 
-def prune(address: str, keep: int, newest: int) -> None:
-    """Keep version `newest` and the copies before it, `keep` in all; 0 keeps all.
+def prune(address: str, keep: int, newest: int, held: Container[str] = ()) -> None:
+    """Keep version `newest` and the complete ones before it, `keep` in all; 0 keeps all.
 
-    Files that one of those needs stay, too.
+    Those in the folders `held` stay, and files that one of all these needs.
     """
     before = [one for one in versions(address) if one <= newest] if keep > 0 else []
     if not before[keep:]:
         return
-    there, needed = store_of(address), _files_of_links(address, before[:keep])
-    for version in before[keep:]:
+    kept, whole = set[str](), list[Manifest]()
+    for version in before:
         folder = below(address, directory_name(version))
+        if len(kept) < keep or folder in held:
+            try:
+                found = manifest_if_there(folder)
+            except Corrupted:
+                # It may be replaced just now, or be of a later release.
+                kept.add(folder)
+                continue
+            if found is not None:
+                kept.add(folder)
+                whole.append(found)
+    there, needed = store_of(address), _files_of_links(address, whole)
+    for version in before:
+        folder = below(address, directory_name(version))
+        if folder in kept:
+            continue
         # Without its manifest it is no checkpoint, even if the removal is interrupted.
         there.remove(below(folder, MANIFEST))
         if not any(place.startswith(f"{folder}/") for place in needed):
@@ -66,18 +91,14 @@ def prune(address: str, keep: int, newest: int) -> None:
                 there.remove(entry.address)
 
 
-def _files_of_links(address: str, kept: Iterable[int]) -> set[str]:
+def _files_of_links(address: str, kept: Iterable[Manifest]) -> set[str]:
     """The addresses of files of other versions that the kept ones need."""
-    needed = set()
-    for version in kept:
-        with suppress(Corrupted):
-            whole = manifest(below(address, directory_name(version)))
-            needed |= {
-                _place(address, link.version, file.name)
-                for link in whole.links
-                for file in link.files
-            }
-    return needed
+    return {
+        _place(address, link.version, file.name)
+        for whole in kept
+        for link in whole.links
+        for file in link.files
+    }
 
 
 def _place(address: str, version: int, name: str) -> str:
@@ -90,7 +111,7 @@ def versions(address: str, limits: Limits = STARTING) -> list[int]:
     names = folders.names_in(address, limits)
     numbers = {int(name[1]) for each in names if (name := _NAME.fullmatch(each))}
     with suppress(Absent, ValueError, KeyError, TypeError):
-        newest = store_of(address).read(below(address, _NEWEST))
+        newest = store_of(address).read(below(address, NEWEST))
         numbers.add(int(json.loads(newest)["version"]))
     return sorted(numbers, reverse=True)
 
@@ -110,32 +131,33 @@ def fetch(address: str, checkpoints: Path) -> tuple[str, ...]:
     The address is that of one copy, or of the folder of several. Returns why newer ones were passed
     over. Raises UserError if there is none, Corrupted if none is intact, TransientError, OSError.
     """
-    place, found = _named(address, RUNNING)
+    place, found = named(address, RUNNING)
     fetched, passed_over = _fetch_first(place, found, checkpoints)
     if not fetched and passed_over:
         raise Corrupted(f"no usable checkpoint in {address}: {'; '.join(passed_over)}")
     if not fetched:
-        raise _none_in(address)
+        raise none_in(address)
     return passed_over
 
 
 def peek(address: str) -> Manifest:
     """The manifest of the newest copy that an address names, as `fetch`, without its files."""
-    place, found = _named(address, STARTING)
+    place, found = named(address)
     for version in found:
         with suppress(Corrupted):
             return manifest(below(place, directory_name(version)))
-    raise _none_in(address)
+    raise none_in(address)
 
 
-def _named(address: str, limits: Limits) -> tuple[str, list[int]]:
-    """The folder of the copies that an address names, and their versions, newest first."""
+def named(address: str, limits: Limits = STARTING) -> tuple[str, list[int]]:
+    """The folder of the checkpoints that an address names, and their versions, newest first."""
     folder, _, name = address.rstrip("/").rpartition("/")
     version = _NAME.fullmatch(name)
     return (folder, [int(version[1])]) if version else (address, versions(address, limits))
 
 
-def _none_in(address: str) -> UserError:
+def none_in(address: str) -> UserError:
+    """The error for an address without checkpoints that the user named."""
     return UserError(
         f"no checkpoint in {address}",
         hint="name the --checkpoint-dir of a job, or one of the version-<n> folders below it",
@@ -194,12 +216,77 @@ def fetch_part(address: str, version: int, part: PartFile, folder: Path) -> None
     store.verify_part(folder, part)
 
 
+def verify(address: str, whole: Manifest) -> None:
+    """Read every byte of a checkpoint, and keep none. Raises as `verify_part`."""
+    parts = [(link.version, file) for link in whole.chain for file in link.files]
+    _in_threads(lambda part: verify_part(address, *part), parts)
+
+
+def verify_part(address: str, version: int, part: PartFile) -> None:
+    """Read every byte of a file, which that version wrote.
+
+    Raises Corrupted if it is missing or damaged, UserError, TransientError.
+    """
+    place, crc = _place(address, version, part.name), 0
+    try:
+        opened = store_of(place).open(place)
+        if opened.size_bytes != part.bytes:
+            raise Corrupted(f"{place} has {opened.size_bytes} bytes, expected {part.bytes}")
+        for begin in range(0, part.bytes, _CHUNK_BYTES):
+            crc = _native.crc32c(opened.read(begin, min(part.bytes, begin + _CHUNK_BYTES)), crc)
+    except Absent as error:
+        raise Corrupted(error.message) from error
+    if (actual := f"crc32c:{crc:08x}") != part.checksum:
+        raise Corrupted(f"{place} has checksum {actual}, expected {part.checksum}")
+
+
+def headers(address: str, parts: Sequence[tuple[int, PartFile]]) -> list[Part]:
+    """The headers of files, each with the version that wrote it.
+
+    Raises Corrupted if one is missing or damaged, UserError, TransientError.
+    """
+    return _in_threads(lambda part: _header(_place(address, part[0], part[1].name)), parts)
+
+
+def _header(place: str) -> Part:
+    try:
+        opened = store_of(place).open(place)
+        at = 0
+
+        def following(count: int) -> bytes:
+            nonlocal at
+            begin, at = at, min(at + count, opened.size_bytes)
+            return opened.read(begin, at)
+
+        return header_of(following, opened.size_bytes, place)
+    except Absent as error:
+        raise Corrupted(error.message) from error
+
+
+def _in_threads(call: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """Call for each, several at once: most of the time is the store's latency."""
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        try:
+            return list(pool.map(call, items))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
 def manifest(folder: str) -> Manifest:
-    """The manifest of one copy. Raises Corrupted, UserError, TransientError."""
+    """The manifest of one checkpoint. Raises Corrupted, UserError, TransientError."""
+    found = manifest_if_there(folder)
+    if found is None:
+        raise Corrupted(f"{below(folder, MANIFEST)} does not exist")
+    return found
+
+
+def manifest_if_there(folder: str) -> Manifest | None:
+    """The manifest of one checkpoint; None if there is none. Raises as `manifest`."""
     address = below(folder, MANIFEST)
     try:
         return parse_manifest(store_of(address).read(address).decode(), address)
-    except Absent as error:
-        raise Corrupted(error.message) from error
+    except Absent:
+        return None
     except UnicodeDecodeError as error:
         raise Corrupted(f"{address}: {error}") from error

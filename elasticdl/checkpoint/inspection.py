@@ -6,7 +6,6 @@ import json
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from elasticdl.checkpoint import copies, store
 from elasticdl.checkpoint.layout import directory_name, incomplete_checkpoint
@@ -77,48 +76,52 @@ def verify_all(location: Path, version: int | None = None) -> list[Verification]
 
 
 def summaries_of_copies(address: str) -> list[CheckpointSummary]:
-    """Summarize the copies of checkpoints at an address, newest first, by their manifests.
+    """Summarize the checkpoints at an address, newest first, by their manifests.
 
-    Raises UserError, TransientError.
+    A version without one was never complete, or is kept for later ones. Raises UserError,
+    TransientError.
     """
     found = []
     for version in copies.versions(address):
         place = below(address, directory_name(version))
         try:
-            found.append(_summary_of(place, copies.manifest(place)))
+            if (manifest := copies.manifest_if_there(place)) is not None:
+                found.append(_summary_of(place, manifest))
         except Corrupted as error:
             found.append(CheckpointSummary(place, version, problem=error.message))
     return found
 
 
 def verify_copies(address: str, version: int | None = None) -> list[Verification]:
-    """Read every byte of the copies of checkpoints at an address, or of one version.
+    """Read every byte of the checkpoints at an address, or of one version.
 
-    Raises UserError if there is none, TransientError, OSError of the directory for temporary files.
+    Raises UserError if there is none, TransientError.
     """
     found = [
-        _verified_copy(address, one) for one in copies.versions(address) if version in (None, one)
+        verification
+        for one in copies.versions(address)
+        if version in (None, one) and (verification := _verified_copy(address, one)) is not None
     ]
     if not found:
         raise _none_in(address, version)
     return found
 
 
-def _verified_copy(address: str, version: int) -> Verification:
+def _verified_copy(address: str, version: int) -> Verification | None:
     place = below(address, directory_name(version))
     try:
-        manifest = copies.manifest(place)
+        manifest = copies.manifest_if_there(place)
     except Corrupted as error:
         return Verification(place, version, 0, 0, (error.message,))
+    if manifest is None:
+        return None
     files, problems = manifest.all_files, []
-    with TemporaryDirectory(prefix="elasticdl-") as folder:
-        for link in manifest.chain:
-            for part in link.files:
-                try:
-                    copies.fetch_part(address, link.version, part, Path(folder))
-                except Corrupted as error:
-                    problems.append(error.message.replace(folder, place))
-                Path(folder, part.name).unlink(missing_ok=True)
+    for link in manifest.chain:
+        for part in link.files:
+            try:
+                copies.verify_part(address, link.version, part)
+            except Corrupted as error:
+                problems.append(error.message)
     return Verification(
         place, version, len(files), sum(part.bytes for part in files), tuple(problems)
     )

@@ -81,6 +81,11 @@ class Manifest(_Frozen):
         """The files of the whole chain."""
         return tuple(file for link in self.chain for file in link.files)
 
+    def as_json(self) -> str:
+        """The text of the manifest's file."""
+        # Releases before deltas read the manifest of a full checkpoint.
+        return self.model_dump_json(indent=1, exclude=None if self.links else {"links"})
+
     @property
     def chain_ends(self) -> bool:
         """Whether the next checkpoint should be a full one."""

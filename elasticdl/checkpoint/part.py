@@ -1,6 +1,6 @@
 """One server's file of a checkpoint, and what a server of any layout reads of it.
 
-Pure except for `read_header`; C++ moves the bytes themselves (checkpoint/native).
+Pure except for `read_header` and `header_of`; C++ moves the bytes themselves (checkpoint/native).
 
 A file is `EDLPART1`, uint64 size of the header, the header as JSON padded with spaces, and the
 sections in this order: trainable weights, each optimizer slot, additive weights,
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -188,21 +188,28 @@ def read_header(path: Path) -> Part:
     has another size than its header says; and OSError.
     """
     with path.open("rb") as file:
-        front = file.read(_FRONT.size)
-        if len(front) < _FRONT.size:
-            raise Corrupted(f"{path} has only {len(front)} bytes: not a part of a checkpoint")
-        magic, size = _FRONT.unpack(front)
-        # A damaged size must not make us read gigabytes.
-        if magic != _MAGIC or size > _MAX_HEADER_BYTES:
-            raise Corrupted(f"{path} begins with {front!r}: not a part of a checkpoint")
-        text = file.read(size)
+        return header_of(file.read, path.stat().st_size, str(path))
+
+
+def header_of(read: Callable[[int], bytes], size_bytes: int, where: str) -> Part:
+    """Read the header of a file of that size; `read` returns its next bytes.
+
+    Raises Corrupted as `read_header`, and what `read` raises.
+    """
+    front = read(_FRONT.size)
+    if len(front) < _FRONT.size:
+        raise Corrupted(f"{where} has only {len(front)} bytes: not a part of a checkpoint")
+    magic, size = _FRONT.unpack(front)
+    # A damaged size must not make us read gigabytes.
+    if magic != _MAGIC or size > _MAX_HEADER_BYTES:
+        raise Corrupted(f"{where} begins with {front!r}: not a part of a checkpoint")
     try:
-        header = PartHeader.model_validate_json(text)
+        header = PartHeader.model_validate_json(read(size))
     except ValidationError as error:
-        raise corrupted(f"{path}: header", error) from error
+        raise corrupted(f"{where}: header", error) from error
     if (contradiction := header.problem()) is not None:
-        raise Corrupted(f"{path}: {contradiction}")
+        raise Corrupted(f"{where}: {contradiction}")
     part = Part(header, _FRONT.size + size)
-    if part.bytes != path.stat().st_size:
-        raise Corrupted(f"{path} has {path.stat().st_size} bytes, its header says {part.bytes}")
+    if part.bytes != size_bytes:
+        raise Corrupted(f"{where} has {size_bytes} bytes, its header says {part.bytes}")
     return part

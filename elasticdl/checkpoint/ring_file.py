@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from elasticdl.native import _native
 from elasticdl.private_file import private
 
 NAME = "ring.bin"
+_NAMES = re.compile(r"ring(-[0-9a-f]+)?\.bin")
+"""In an object store the name is new each time."""
 
 _MAGIC = b"EDLRING1"
 _FRONT = struct.Struct("<8sQ")
@@ -84,7 +87,7 @@ def read(directory: Path) -> tuple[int, dict[str, NDArray[np.generic]]]:
     """
     part = _part(directory)
     store.verify_part(directory, part)
-    with (directory / NAME).open("rb") as file:
+    with (directory / part.name).open("rb") as file:
         header, sizes = _header(file, part)
         return header.version, {
             array.name: np.frombuffer(file.read(bytes_), array.dtype).reshape(array.shape)
@@ -96,16 +99,16 @@ def shapes(directory: Path) -> dict[str, ArrayShape]:
     """The arrays of a ring's checkpoint by name, without their values. Raises as `read`."""
     part = _part(directory)
     try:
-        with (directory / NAME).open("rb") as file:
+        with (directory / part.name).open("rb") as file:
             header, _ = _header(file, part)
     except OSError as error:
-        raise Corrupted(f"{directory / NAME}: {error.strerror or error}") from error
+        raise Corrupted(f"{directory / part.name}: {error.strerror or error}") from error
     return {array.name: ArrayShape(array.shape, array.dtype) for array in header.arrays}
 
 
 def _part(directory: Path) -> PartFile:
     manifest = store.read_manifest(directory)
-    part = next((file for file in manifest.files if file.name == NAME), None)
+    part = next((file for file in manifest.files if _NAMES.fullmatch(file.name)), None)
     if part is None:
         raise UserError(
             f"{directory} was written by parameter servers: a ring cannot use it",

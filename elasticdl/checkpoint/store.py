@@ -94,10 +94,7 @@ def complete(making: Path, manifest: Manifest) -> Path:
     """
     path = making / MANIFEST
     with open(path, "w", encoding="utf-8", opener=private) as file:
-        # Releases before deltas read the manifest of a full checkpoint.
-        file.write(
-            manifest.model_dump_json(indent=1, exclude=None if manifest.links else {"links"})
-        )
+        file.write(manifest.as_json())
         file.flush()
         os.fsync(file.fileno())
     # The files' names must be durable before the directory gets its final name.

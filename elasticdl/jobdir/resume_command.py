@@ -35,7 +35,8 @@ def resume_command(job_json: Mapping[str, Any], directory: JobDirectory) -> str:
 
     `job_json` is the job's job.json; it may be empty if the file is missing.
     """
-    return _words(job_json, directory, kept=has_checkpoint(directory.checkpoints))
+    kept = has_checkpoint(directory.checkpoints) or _in_store(job_json)
+    return _words(job_json, directory, kept=kept)
 
 
 def after_a_stop(spec: JobSpec, directory: JobDirectory) -> str:
@@ -45,6 +46,12 @@ def after_a_stop(spec: JobSpec, directory: JobDirectory) -> str:
     """
     kept = spec.keeps_checkpoints or has_checkpoint(directory.checkpoints)
     return _words(spec.model_dump(mode="json"), directory, kept=kept)
+
+
+def _in_store(job_json: Mapping[str, Any]) -> bool:
+    """Whether a job on a cluster has its checkpoints at an address. It may have none yet."""
+    on_cluster = (job_json.get("kubernetes") or {}).get("image_name")
+    return bool(on_cluster and (job_json.get("checkpoint") or {}).get("checkpoint_dir"))
 
 
 def _action(job_json: Mapping[str, Any]) -> str:

@@ -41,7 +41,7 @@ def check_checkpoint(
 
 
 def check_arrays(
-    directory: Path, saved: Mapping[str, ArrayShape], mine: Mapping[str, ArrayShape]
+    where: Path | str, saved: Mapping[str, ArrayShape], mine: Mapping[str, ArrayShape]
 ) -> None:
     """Raise UserError for the first array of a ring's checkpoint that does not match the model."""
     for name, array in mine.items():
@@ -49,11 +49,11 @@ def check_arrays(
         if there != array:
             what = "no such variable" if there is None else str(there)
             raise UserError(
-                f"{directory} is of another model: {name} has {array} here, and {what} there",
+                f"{where} is of another model: {name} has {array} here, and {what} there",
                 hint=_HINT,
             )
     if extra := [name for name in saved if name not in mine]:
         raise UserError(
-            f"{directory} is of another model: it has variable {extra[0]}, which this model lacks",
+            f"{where} is of another model: it has variable {extra[0]}, which this model lacks",
             hint=_HINT,
         )

@@ -135,11 +135,11 @@ class JobPreflight:
             refuse_shared_gpus(built, workers, gpus, of_envs=VISIBLE in envs)
 
     def _refuse_checkpoint_address(self) -> None:
-        """Raise UserError if the job cannot begin with a copy, or keep copies."""
+        """Raise UserError if the job cannot begin with a stored checkpoint, or store its own."""
         kept = self.spec.checkpoint
         if is_address(kept.checkpoint_dir_for_init):
             copies.peek(kept.checkpoint_dir_for_init)
-        place = self.spec.checkpoint_copies
+        place = self.spec.checkpoint_copies or self.spec.checkpoints_at
         if not place:
             return
         if not kept.resume and not self.again:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import resource
+import shutil
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 import grpc
 
@@ -98,6 +98,8 @@ def serve(environment: RoleEnvironment) -> ExitCode:
     guard = TermGuard(environment.token)
     guard.learn(attached.term)
     place = ServerPart(attached.place, attached.places, attached.run)
+    # What a killed process left: the next one of its pod has the same disk.
+    shutil.rmtree(place.scratch, ignore_errors=True)
     server = _native_server(place, attached, certified, environment.kept_memory)
     asked = threading.Event()
     # Before the restore, which may take minutes: silence would get this process replaced.
@@ -182,7 +184,7 @@ def _restored(
     # The master has verified the first checkpoint against its ledger, so only a restarted server
     # may use an older one.
     take = restore_newest_intact if environment.name.incarnation else restore
-    return take(server, place, Path(restore_from))
+    return take(server, place, restore_from)
 
 
 def _native_server(
@@ -235,7 +237,7 @@ def _stand_by(
         order = _follow_orders(orders, asked)
         if isinstance(order, ExitCode):
             return order
-        directory, begin_s = Path(order.directory), time.monotonic()
+        directory, begin_s = order.directory, time.monotonic()
         if isinstance(order, Restore):
             version = restoration.finish(directory)
             _log.info("restored version %d in %.3f s", version, time.monotonic() - begin_s)

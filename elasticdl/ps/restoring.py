@@ -7,15 +7,18 @@ on. Then it needs only the deltas since, in which newer rows replace those that 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeAlias, final
 
-from elasticdl.checkpoint import store
+from elasticdl.checkpoint import store, stored
 from elasticdl.checkpoint.layout import MANIFEST
 from elasticdl.checkpoint.manifest import Link, Manifest, PartFile, name_when_written
-from elasticdl.checkpoint.part import Part, read_header
+from elasticdl.checkpoint.part import Part
 from elasticdl.errors import Corrupted, UserError
+from elasticdl.flag import is_address
 from elasticdl.native import _native
+from elasticdl.ps.checkpoint_files import CheckpointFiles, files_of
 from elasticdl.ps.saving import ServerPart
 from elasticdl.rpc.native_spec import native_spec
 
@@ -33,52 +36,56 @@ class Restoration:
         self._place = place
         self._loaded: tuple[Link, ...] = ()
         """The chain whose rows are in the server, with the names that the files first had."""
-        self._verified: set[str] = set()
-        """Files of the checkpoint that is being read whose checksums are right."""
 
-    def load(self, directory: Path) -> bool:
+    def load(self, where: Path | str) -> bool:
         """Load this server's rows of a checkpoint, ahead of one that `finish` takes.
 
-        False if the checkpoint was removed or replaced meanwhile, because a newer one is complete.
-        Raises Corrupted with the file's name.
+        `where` is a directory or an address. False if the checkpoint was removed or replaced
+        meanwhile, because a newer one is complete. Raises Corrupted with the file's name; for an
+        address also UserError, TransientError.
         """
-        manifest = _manifest(directory)
+        files = files_of(where, self._place)
+        manifest = files.manifest_if_there()
         if manifest is None:
             return False
         try:
-            self._load(directory, manifest)
+            self._load(files, manifest, dense=False)
         except Corrupted:
-            if _manifest(directory) == manifest:
+            if files.manifest_if_there() == manifest:
                 raise
             return False
         return True
 
-    def finish(self, directory: Path) -> int:
+    def finish(self, where: Path | str) -> int:
         """Complete the server with everything in a checkpoint; returns its version.
 
         Every bit of weights, rows and slots is as it was saved, whatever the number of servers
-        was. Only files with a share are read and verified. Raises Corrupted with the file's name.
+        was. Only files with a share are read and verified. Raises as `load`.
         """
-        manifest = store.read_manifest(directory)
-        newest = self._load(directory, manifest)
-        self._read_dense(directory, newest)
+        files = files_of(where, self._place)
+        manifest = files.manifest()
+        newest = self._load(files, manifest, dense=True)
         for name, known in _pushes(newest, self._place).items():
             self._server.restore_worker(name, known)
         self._server.end_restore(manifest.version, min(part.header.step_base for _, part in newest))
         return manifest.version
 
-    def _load(self, directory: Path, manifest: Manifest) -> list[_Written]:
-        """Load all rows that the server does not have; returns the parts of the newest link."""
-        self._verified.clear()
-        try:
-            return self._load_rows(directory, manifest)
-        except OSError as error:
-            raise _unreadable(directory, error) from error
+    def _load(self, files: CheckpointFiles, manifest: Manifest, *, dense: bool) -> list[_Written]:
+        """Load all rows that the server does not have, and with `dense` its dense weights.
 
-    def _load_rows(self, directory: Path, manifest: Manifest) -> list[_Written]:
+        Returns the parts of the newest link.
+        """
+        try:
+            return self._load_parts(files, manifest, dense=dense)
+        except OSError as error:
+            raise Corrupted(f"cannot read {files.where}: {error.strerror or error}") from error
+
+    def _load_parts(
+        self, files: CheckpointFiles, manifest: Manifest, *, dense: bool
+    ) -> list[_Written]:
         if manifest.parameters is None:
             raise UserError(
-                f"{directory} was written by a ring of workers: parameter servers cannot use it",
+                f"{files.where} was written by a ring of workers: parameter servers cannot use it",
                 hint=(
                     "train with --distribution-strategy AllreduceStrategy, or start without a"
                     " checkpoint"
@@ -86,67 +93,48 @@ class Restoration:
             )
         chain, known = tuple(map(_as_written, manifest.chain)), len(self._loaded)
         extends = bool(known) and chain[:known] == self._loaded
-        fresh = _links(directory, manifest, known if extends else 0)
+        fresh = _links(files, manifest, known if extends else 0)
         if extends and any(not part.header.delta for parts in fresh for _, part in parts):
             # That server came back, perhaps with fewer rows than it had: see `_needed`.
-            extends, fresh = False, _links(directory, manifest, 0)
+            extends, fresh = False, _links(files, manifest, 0)
+        newest = fresh[-1] if fresh else _links(files, manifest, len(chain) - 1)[-1]
         if extends:
             needed = [one for parts in fresh for one in parts]
         else:
             self._server.begin_restore(native_spec(manifest.parameters))
-            needed = _needed(directory, fresh)
+            needed = _needed(files.where, fresh)
         # A try that fails in the middle leaves rows of no known state.
         self._loaded = ()
-        for file, part in needed:
-            self._read_rows(directory, file, part)
-        self._loaded = chain
-        return fresh[-1] if fresh else _links(directory, manifest, len(chain) - 1)[-1]
-
-    def _read_rows(self, directory: Path, file: PartFile, part: Part) -> None:
-        tables = list(part.table_reads(self._place.server, self._place.servers))
-        if not tables:
-            return
-        self._verify(directory, file)
-        path = str(directory / file.name)
-        for table in tables:
-            self._server.restore_rows(
-                path, table.offset, table.rows, table.table, part.header.tagged
+        with_rows, with_dense = ({file.name for file, _ in some} for some in (needed, newest))
+        for file, part in [*needed, *(one for one in newest if one[0].name not in with_rows)]:
+            self._read(
+                files,
+                file,
+                part,
+                rows=file.name in with_rows,
+                dense=dense and file.name in with_dense,
             )
+        self._loaded = chain
+        return newest
 
-    def _verify(self, directory: Path, file: PartFile) -> None:
-        """Compare a file with its checksum, once: the newest has rows and dense weights."""
-        if file.name not in self._verified:
-            store.verify_part(directory, file)
-            self._verified.add(file.name)
-
-    def _read_dense(self, directory: Path, newest: list[_Written]) -> None:
-        for file, part in newest:
-            shares = list(part.dense_reads(self._place.server, self._place.servers))
-            if not shares:
-                continue
-            self._verify(directory, file)
-            path = str(directory / file.name)
-            try:
-                for share in shares:
-                    self._server.restore_dense(
-                        path, share.offset, share.section, share.at, share.count
-                    )
-            except OSError as error:
-                raise _unreadable(directory, error) from error
-
-
-def _unreadable(directory: Path, error: OSError) -> Corrupted:
-    return Corrupted(f"cannot read {directory}: {error.strerror or error}")
-
-
-def _manifest(directory: Path) -> Manifest | None:
-    """The manifest of a checkpoint that may be removed meanwhile; None if it is gone."""
-    try:
-        return store.read_manifest(directory)
-    except Corrupted:
-        if (directory / MANIFEST).exists():
-            raise
-        return None
+    def _read(
+        self, files: CheckpointFiles, file: PartFile, part: Part, *, rows: bool, dense: bool
+    ) -> None:
+        """Read what this server needs of a file, which is verified and fetched at most once."""
+        number, of = self._place.server, self._place.servers
+        tables = list(part.table_reads(number, of)) if rows else []
+        shares = list(part.dense_reads(number, of)) if dense else []
+        if not (tables or shares):
+            return
+        with files.verified(file) as path:
+            for table in tables:
+                self._server.restore_rows(
+                    str(path), table.offset, table.rows, table.table, part.header.tagged
+                )
+            for share in shares:
+                self._server.restore_dense(
+                    str(path), share.offset, share.section, share.at, share.count
+                )
 
 
 def _as_written(link: Link) -> Link:
@@ -157,28 +145,26 @@ def _as_written(link: Link) -> Link:
     return link.model_copy(update={"files": files})
 
 
-def restore(server: _native.Server, place: ServerPart, directory: Path) -> int:
+def restore(server: _native.Server, place: ServerPart, where: Path | str) -> int:
     """Restore this server's share of a checkpoint at once; returns its version.
 
-    `directory` is a checkpoint, or has checkpoints, of which the newest is taken. See
+    `where` is a checkpoint, or a directory that has checkpoints, of which the newest is taken. See
     `Restoration.finish`.
     """
-    if not (directory / MANIFEST).exists():
-        directory = store.require(directory).directory
-    version = Restoration(server, place).finish(directory)
-    _log.info(
-        "restored version %d from %s: %d rows", version, directory, server.statistics()["rows"]
-    )
+    if not (is_address(str(where)) or (Path(where) / MANIFEST).exists()):
+        where = store.require(Path(where)).directory
+    version = Restoration(server, place).finish(where)
+    _log.info("restored version %d from %s: %d rows", version, where, server.statistics()["rows"])
     return version
 
 
-def restore_newest_intact(server: _native.Server, place: ServerPart, directory: Path) -> int:
+def restore_newest_intact(server: _native.Server, place: ServerPart, where: Path | str) -> int:
     """Restore a restarted server; try earlier checkpoints if this one is damaged.
 
     The version shows how many updates are lost. Raises Corrupted with all that was tried.
     """
     problems: list[str] = []
-    for candidate in (directory, *store.before(directory)):
+    for candidate in _candidates(where):
         try:
             return restore(server, place, candidate)
         except Corrupted as error:
@@ -189,7 +175,13 @@ def restore_newest_intact(server: _native.Server, place: ServerPart, directory: 
     )
 
 
-def _needed(directory: Path, chain: list[list[_Written]]) -> list[_Written]:
+def _candidates(where: Path | str) -> Iterator[Path | str]:
+    """A checkpoint, and those before it beside it."""
+    yield where
+    yield from stored.before(text) if is_address(text := str(where)) else store.before(Path(text))
+
+
+def _needed(where: str, chain: list[list[_Written]]) -> list[_Written]:
     """The parts that hold all rows, in the order in which newer rows replace older ones.
 
     A server that was restarted writes all its rows into a delta: its parts before are not needed.
@@ -199,19 +191,19 @@ def _needed(directory: Path, chain: list[list[_Written]]) -> list[_Written]:
         own = [one for parts in chain for one in parts if one[1].header.server == server]
         full = [at for at, (_, part) in enumerate(own) if not part.header.delta]
         if not full:
-            raise Corrupted(f"{directory} lacks the checkpoint that the delta of ps-{server} needs")
+            raise Corrupted(f"{where} lacks the checkpoint that the delta of ps-{server} needs")
         needed += own[full[-1] :]
     return needed
 
 
-def _links(directory: Path, manifest: Manifest, first: int) -> list[list[_Written]]:
+def _links(files: CheckpointFiles, manifest: Manifest, first: int) -> list[list[_Written]]:
     """The parts of the links from `first` on."""
-    return [_parts(directory, manifest, link.files) for link in manifest.chain[first:]]
+    return [_parts(files, manifest, link) for link in manifest.chain[first:]]
 
 
-def _parts(directory: Path, manifest: Manifest, files: tuple[PartFile, ...]) -> list[_Written]:
+def _parts(files: CheckpointFiles, manifest: Manifest, link: Link) -> list[_Written]:
     """The parts of one link of the chain."""
-    parts = [(file, read_header(directory / file.name)) for file in files]
+    parts = list(zip(link.files, files.headers(link.files), strict=True))
     servers = sorted(part.header.server for _, part in parts)
     # By the number of files first: the manifest's own number may be anything.
     whole = (
@@ -223,7 +215,7 @@ def _parts(directory: Path, manifest: Manifest, files: tuple[PartFile, ...]) -> 
         part.header.parameters != manifest.parameters for _, part in parts
     ):
         raise Corrupted(
-            f"{directory} contains parts of different checkpoints: of servers {servers}, while"
+            f"{files.where} contains parts of different checkpoints: of servers {servers}, while"
             f" {manifest.servers} wrote it"
         )
     return parts

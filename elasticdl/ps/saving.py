@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from elasticdl.checkpoint import stored
 from elasticdl.checkpoint.layout import part_name
 from elasticdl.checkpoint.part import Part, PartHeader
 from elasticdl.embedding.spec import ParametersSpec
 from elasticdl.errors import PermanentError, TransientError
+from elasticdl.flag import is_address
 from elasticdl.native import _native
 from elasticdl.private_file import FILE_MODE
+from elasticdl.ps.scratch import temporary
 
 
 class Diverged(PermanentError):
@@ -29,12 +35,17 @@ class ServerPart:
     servers: int
     run: str
 
+    @property
+    def scratch(self) -> Path:
+        """Where this server alone has files on their way to an object store, or from there."""
+        return Path(tempfile.gettempdir(), f"elasticdl-{self.run}-{self.server}-of-{self.servers}")
+
 
 @dataclass(frozen=True, slots=True)
 class Saved:
     """A file that was written. `rows` are those of the view, written or not.
 
-    `paused_s` of the time it took were pauses.
+    For `paused_s` of the time it took, training had the processors.
     """
 
     name: str
@@ -45,6 +56,31 @@ class Saved:
     parameters: str
     delta: bool
     paused_s: float
+
+
+def save_at(
+    server: _native.Server,
+    place: ServerPart,
+    snapshot: int,
+    where: str,
+    base: int | None,
+    pause_s: float,
+    is_wanted: Callable[[], bool],
+) -> Saved:
+    """As `save`, below a directory or an address of a store.
+
+    For an address the file is written to this server's disk, and then uploaded under a new name
+    unless it is no longer `is_wanted`. Also raises the store's UserError and TransientError.
+    """
+    if not is_address(where):
+        return save(server, place, snapshot, Path(where), base, pause_s)
+    with temporary(place.scratch) as folder:
+        saved = save(server, place, snapshot, folder, base, pause_s)
+        begin_s = time.monotonic()
+        name = stored.upload_part(folder / saved.name, where, is_wanted)
+        uploaded_s = time.monotonic() - begin_s
+    # The network takes that time, and training goes on: as pauses, if nobody waits.
+    return replace(saved, name=name, paused_s=saved.paused_s + (uploaded_s if pause_s > 0 else 0.0))
 
 
 def save(

@@ -5,14 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn, TypeVar, final
 
 import grpc
 
 from elasticdl.errors import ElasticDLError, PermanentError, Refused, TransientError, UserError
 from elasticdl.native import _native
-from elasticdl.ps.saving import ServerPart, save
+from elasticdl.ps.saving import ServerPart, save_at
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.channel import caller_of, status_details
 from elasticdl.rpc.elasticdl_pb2_grpc import ParameterServerServicer
@@ -152,11 +151,16 @@ class ControlService(ParameterServerServicer):
     def Save(self, request: pb.SaveRequest, context: grpc.ServicerContext) -> pb.SaveReply:
         self._last |= self._held & {request.snapshot}
         base = request.base if request.HasField("base") else None
-        directory = Path(request.directory)
         saved = self._do(
             context,
-            lambda: save(
-                self._server, self._place, request.snapshot, directory, base, request.pause_s
+            lambda: save_at(
+                self._server,
+                self._place,
+                request.snapshot,
+                request.directory,
+                base,
+                request.pause_s,
+                context.is_active,
             ),
         )
         return pb.SaveReply(

@@ -12,7 +12,6 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elasticdl.clock import Clock, SystemClock
@@ -229,7 +228,7 @@ def work(
     assignment = Assignment.of(environment.name, environment.job_dir, link.attached)
     with context.watch.starting(f"{IMPORTING}, or {BUILDING},", spec.model.model_zoo):
         if spec.training.distribution_strategy is Strategy.ALLREDUCE:
-            worker = assemble_local(assignment, Path(link.attached.restore_from), context)
+            worker = assemble_local(assignment, link.attached.restore_from, context)
         else:
             worker = assemble(assignment, link.parameters, context, link.turns)
     context.starting("weights")

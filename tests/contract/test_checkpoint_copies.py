@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,21 +15,10 @@ from elasticdl.job_choices import Action, Strategy
 from elasticdl.master.executor.checkpoint_archive import CheckpointArchive
 from elasticdl.storage.attempts import RUNNING, STARTING, Limits
 from tests.contract.ps_stage import rich_spec
-from tests.object_store import ObjectStore, reached, serving
+from tests.object_store import ObjectStore
 
-pytestmark = pytest.mark.contract
+pytestmark = [pytest.mark.contract, pytest.mark.usefixtures("empty")]
 ADDRESS = "s3://bucket/job/checkpoints"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ObjectStore]:
-    with serving() as made, reached(made):
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def empty(server: ObjectStore) -> None:
-    server.buckets["bucket"].clear()
 
 
 def checkpoint(checkpoints: Path, version: int) -> tuple[Path, Manifest]:
@@ -132,6 +120,16 @@ def test_only_the_newest_copies_are_kept(server: ObjectStore, tmp_path: Path) ->
     copies.prune(ADDRESS, 2, newest=11)
     assert copies.versions(ADDRESS) == [11, 10]
     assert not server.keys("job/checkpoints/version-2/")
+
+
+def test_a_copy_whose_manifest_cannot_be_read_is_kept_and_one_without_is_not(
+    server: ObjectStore, tmp_path: Path
+) -> None:
+    copied(tmp_path, 1, 2, 3, 4)
+    server.put("job/checkpoints/version-3/manifest.json", b'{"format": 2}')
+    del server.buckets["bucket"]["job/checkpoints/version-2/manifest.json"]
+    copies.prune(ADDRESS, 2, newest=4)
+    assert copies.versions(ADDRESS) == [4, 3]
 
 
 def chain(there: Path) -> list[tuple[Path, Manifest]]:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from elasticdl.checkpoint import ring_file, store
-from elasticdl.checkpoint.manifest import Manifest
+from elasticdl.checkpoint import ring_file, store, stored
+from elasticdl.checkpoint.manifest import Manifest, PartFile
 from elasticdl.errors import Corrupted, UserError
+from elasticdl.worker.ring.barriers import _written
 
 pytestmark = pytest.mark.contract
 
@@ -43,6 +44,28 @@ def test_every_array_comes_back_bit_for_bit_with_its_version(tmp_path: Path) -> 
     found = store.newest(tmp_path)
     assert found is not None
     assert found.manifest.parameters is None
+
+
+@pytest.mark.usefixtures("empty")
+def test_it_comes_back_from_a_store_if_members_share_no_directory(tmp_path: Path) -> None:
+    address = "s3://bucket/ring"
+    for values in ({"old": np.zeros(1)}, ARRAYS):
+        # The same version again: the first one counts until the second has its manifest.
+        one = _written(stored.folder_of(address, 12), 12, values)
+        part = PartFile(name=one.name, bytes=one.bytes, checksum=one.checksum)
+        whole = Manifest(version=12, servers=0, parameters=None, files=(part,), ledger="{}")
+        where = stored.complete(address, whole)
+    found = stored.newest(address)
+    assert found is not None and found.folder == where
+    with stored.directory_with(where) as directory:
+        version, arrays = ring_file.read(directory)
+        assert ring_file.shapes(directory).keys() == ARRAYS.keys()
+    assert version == 12 and not directory.exists()
+    assert {name: array.tobytes() for name, array in arrays.items()} == {
+        name: array.tobytes() for name, array in ARRAYS.items()
+    }
+    with stored.directory_with(str(tmp_path)) as directory:
+        assert directory == tmp_path
 
 
 def test_a_flipped_bit_is_found(tmp_path: Path) -> None:

@@ -459,7 +459,7 @@ def test_another_master_continues_a_trial_of_servers(bench: type[Bench]) -> None
         ({"num_ps_pods": "0:2"}, "from its start, or none"),
         ({"num_ps_pods": "1:2000"}, "at most 1000"),
         ({"num_ps_pods": "3:2"}, "MIN 3 is greater than MAX 2"),
-        ({"image_name": "i", "model_zoo": "/z"}, "needs a --job-dir on a volume"),
+        ({"image_name": "i", "model_zoo": "/z"}, "needs a place for checkpoints"),
     ],
 )
 def test_a_range_of_servers_that_cannot_be_used_is_refused(

@@ -399,9 +399,9 @@ def test_a_beginning_of_a_flag_is_not_that_flag(capsys: pytest.CaptureFixture[st
         (["--image-name", "i", "--output", "/out"], "--output /out is not on a writable --volume"),
         (
             ["--image-name", "i", "--checkpoint-steps", "9"],
-            "--checkpoint-steps needs a --job-dir on a volume that all pods share",
+            "--checkpoint-steps needs a place for checkpoints that all pods reach",
         ),
-        (["--image-name", "i", "--resume"], "--resume needs a --job-dir on a volume"),
+        (["--image-name", "i", "--resume"], "--resume needs a place for checkpoints"),
         (
             [
                 "--image-name",
@@ -949,7 +949,27 @@ def test_a_path_for_copies_of_checkpoints_is_refused() -> None:
         JobSpec.from_flags(Action.TRAIN, flags)
 
 
-def test_copies_of_checkpoints_need_a_shared_place_on_a_cluster() -> None:
-    flags = {"model_def": "i", "training_data": "s3://b/x.csv", "image_name": "i"}
-    with pytest.raises(SpecError, match="--checkpoint-dir needs a --job-dir on a volume"):
-        JobSpec.from_flags(Action.TRAIN, {**flags, "checkpoint_dir": ADDRESS})
+@pytest.mark.parametrize("strategy", ["ParameterServerStrategy", "AllreduceStrategy"])
+def test_a_job_on_a_cluster_keeps_its_checkpoints_at_an_address_or_copies_those_on_a_volume(
+    strategy: str,
+) -> None:
+    flags: dict[str, object] = {"model_def": "i", "image_name": "i", "training_data": "x"}
+    flags |= {"checkpoint_dir": ADDRESS, "resume": True, "distribution_strategy": strategy}
+    alone = JobSpec.from_flags(Action.TRAIN, flags)
+    assert (alone.checkpoints_at, alone.checkpoint_copies) == (ADDRESS, "")
+    assert alone.keeps_checkpoints and alone.takes_checkpoints and not alone.shares_job_dir
+    # The journal is where it is without a volume.
+    assert alone.workers_hold_journal == alone.trains_on_ring
+    volume = {"volume": "claim_name=c,mount_path=/data", "job_dir": "/data/job"}
+    copied = JobSpec.from_flags(Action.TRAIN, {**flags, **volume})
+    assert (copied.checkpoints_at, copied.checkpoint_copies) == ("", ADDRESS)
+    assert copied.keeps_checkpoints and copied.shares_job_dir and not copied.workers_hold_journal
+
+
+def test_the_number_of_servers_may_change_on_a_cluster_with_a_store() -> None:
+    flags: dict[str, object] = {"model_def": "i", "image_name": "i", "training_data": "x"}
+    flags |= {"num_ps_pods": "1:4", "autoscale": True, "num_workers": 2}
+    with pytest.raises(SpecError, match="needs a place for checkpoints") as refused:
+        JobSpec.from_flags(Action.TRAIN, flags)
+    assert "--checkpoint-dir" in refused.value.hint and "--volume" in refused.value.hint
+    assert JobSpec.from_flags(Action.TRAIN, {**flags, "checkpoint_dir": ADDRESS}).autoscales_servers

@@ -16,6 +16,7 @@ from elasticdl.errors import ExitCode, SpecError
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.jobdir.layout import JobDirectory
+from elasticdl.jobdir.resume_command import resume_command
 from elasticdl.jobdir.scale_override import keep_scale
 from elasticdl.master.core import events as e
 from elasticdl.master.core.commands import FinishJob, TakeSnapshot
@@ -142,6 +143,17 @@ def test_a_resume_that_has_not_fetched_its_checkpoint_does_not_say_that_there_is
             "newest checkpoint, if s3://b/j/checkpoints has one" if resumes else "starts over"
         )
         assert expected in warning and ("starts over" in warning) != resumes
+
+
+def test_a_job_without_a_volume_resumes_from_its_address(tmp_path: Path) -> None:
+    given = {"volume": "claim_name=c,mount_path=/elsewhere", "checkpoint_dir": "s3://bucket/iris"}
+    spec = job(tmp_path, **given)
+    directory, _ = open_directory(spec, OURS, replaces=True)
+    (warning,) = begin_anew(spec, directory, lost=True)
+    assert read(spec).checkpoint.resume
+    assert "resumes from its newest checkpoint in s3://bucket/iris" in warning
+    stopped = resume_command(spec.model_dump(mode="json"), directory)
+    assert stopped.startswith("resume with: ")
 
 
 def test_evaluation_begins_afresh_whatever_lies_there(tmp_path: Path) -> None:

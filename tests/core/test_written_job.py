@@ -157,7 +157,7 @@ def args(*more: str) -> Callable[[Any], None]:
         ),
         (
             lambda job: container(job)["volumeMounts"].pop(0),
-            "needs a --job-dir on a volume",
+            "needs a place for checkpoints",
             "",
         ),
     ],

@@ -42,7 +42,7 @@ from tests.served_calls import ServedCalls
 pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 TOKEN = "the job's token"
 ONES = np.ones(6, np.float32)
 
@@ -125,9 +125,10 @@ class Job:
         self.names = [""] * servers
         self.versions: dict[str, int | None] = {}
 
-    def start(self, name: str, token: str | None = None) -> subprocess.Popen[str]:
+    def start(self, name: str, token: str | None = None, **variables: str) -> subprocess.Popen[str]:
         environment = {
             **os.environ,
+            **variables,
             "ELASTICDL_MASTER": self.master.address,
             "ELASTICDL_TOKEN": token or process_token(TOKEN, name),
             "ELASTICDL_PROCESS": name,
@@ -217,9 +218,9 @@ def job(tmp_path: Path) -> Iterator[Job]:
 class Worker(threading.Thread):
     """Pushes one after the other until it is told to stop; every update adds 1 everywhere."""
 
-    def __init__(self, job: Job, name: str) -> None:
+    def __init__(self, job: Job, name: str, kept_bytes: int = 0) -> None:
         super().__init__()
-        self.pool = ServerPool(job.bulk, name, shown(len(job.bulk), name))
+        self.pool = ServerPool(job.bulk, name, shown(len(job.bulk), name), kept_bytes=kept_bytes)
         self.pool.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
         self.pushes = 0
         self.versions: tuple[int, ...] = ()

@@ -65,9 +65,11 @@ def submit_job(
         name = spec.cluster.job_name
         tell(f"job {name} is submitted to namespace {cluster.namespace}")
         if not spec.kubernetes.keeps(spec.cluster.job_dir):
+            at = spec.checkpoints_at
             tell(
-                f"{spec.cluster.job_dir} is deleted with the master's pod: use --volume and"
-                " --job-dir to keep it"
+                f"{spec.cluster.job_dir} is deleted with the master's pod"
+                + (f", checkpoints stay in {at}" if at else "")
+                + ": use --volume and --job-dir to keep it"
             )
         if not detach:
             return _watched(cluster, name, spec, form or Format.TABLE, limits)

@@ -61,7 +61,8 @@ def checkpoints() -> None:
     """List or verify the checkpoints of a job.
 
     Works on files, so it needs a directory that this machine sees, or the address of copies in an
-    object store. For a job on a cluster, mount its volume and name the directory.
+    object store. A job on a cluster that runs without a volume tells its address. Else name the
+    address of its --checkpoint-dir, or mount its volume and name the directory.
     """
 
 
@@ -122,7 +123,7 @@ def verify(target: str, version: int | None, form: str) -> None:
 def _location(target: str) -> Path | str:
     """Return the directory, or the address, of the checkpoints that the user names.
 
-    Raises SpecError for a job on a cluster, and NoSuchJob.
+    Raises SpecError for a job on a cluster without a checkpoint in a store, and NoSuchJob.
     """
     if is_address(target):
         from elasticdl.checkpoint import copies
@@ -134,9 +135,15 @@ def _location(target: str) -> Path | str:
     with resolve_job(JobQuery(target, "", "", "")) as job:
         if isinstance(job, DirectoryJob):
             return job.directory.checkpoints
+        for newest in job.report().status.checkpoints[-1:]:
+            if is_address(newest.path):
+                return newest.path.rpartition("/")[0]
         raise SpecError(
-            f"job {job.name} runs on a cluster, and its checkpoints are on its volume",
-            hint="mount the volume on this machine and name the directory of the checkpoints",
+            f"job {job.name} runs on a cluster, and does not say where its checkpoints are",
+            hint=(
+                "name the address of its --checkpoint-dir; or mount its volume on this machine and"
+                " name the directory of the checkpoints"
+            ),
         )
 
 

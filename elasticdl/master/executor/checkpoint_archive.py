@@ -13,7 +13,6 @@ from typing import Protocol, final
 from pydantic import ValidationError
 
 from elasticdl.checkpoint import copies, store
-from elasticdl.checkpoint.layout import incomplete_checkpoint
 from elasticdl.checkpoint.manifest import Link, Manifest, PartFile
 from elasticdl.checkpoint.strategy import strategy_of
 from elasticdl.embedding.spec import ParametersSpec
@@ -28,6 +27,12 @@ from elasticdl.jobdir.working_directory import WorkingDirectory
 from elasticdl.master.core.commands import SaveSnapshot
 from elasticdl.master.core.data.resuming import begin_again, count_repeated
 from elasticdl.master.core.data.sharding import ShardPlan
+from elasticdl.master.executor.checkpoint_place import (
+    CheckpointPlace,
+    DirectoryPlace,
+    FoundCheckpoint,
+    StorePlace,
+)
 from elasticdl.master.executor.run_before import run_before
 from elasticdl.rpc.ps_control import ServerSaved
 from elasticdl.shard import SnapshotId
@@ -40,7 +45,7 @@ _LOG = logging.getLogger(__name__)
 class JobStart:
     """Where a job starts.
 
-    `restore_from` is a checkpoint's directory, or ''. `ledger` is '' for a fresh ledger.
+    `restore_from` is a checkpoint's directory or address, or ''. `ledger` is '' for a fresh ledger.
     `passed_over` says why newer checkpoints were not used. `again` counts records that the previous
     run is known to have trained after the checkpoint. `anew`: --resume, but there is no
     checkpoint yet, so the job starts over.
@@ -89,14 +94,14 @@ class _Newest:
     """The newest checkpoint that this master has taken, of which the next one may be a delta."""
 
     snapshot: SnapshotId
-    directory: Path
+    directory: str
     manifest: Manifest
     hurried: bool
 
 
 @final
 class CheckpointArchive:
-    """A job's checkpoint directory.
+    """A job's checkpoints.
 
     New servers restore from `restore_from`.
     """
@@ -110,6 +115,8 @@ class CheckpointArchive:
         self._action = spec.action
         self._strategy = spec.training.distribution_strategy
         self._checkpoints = checkpoints
+        self._shares_job_dir, at = spec.shares_job_dir, spec.checkpoints_at
+        self._place: CheckpointPlace = StorePlace(at) if at else DirectoryPlace(checkpoints)
         self._newest_taken: _Newest | None = None
         self.restore_from = ""
 
@@ -144,13 +151,8 @@ class CheckpointArchive:
             ) from error
 
     def _newest(self) -> JobStart:
-        if (checkpoint := store.newest(self._checkpoints)) is not None:
+        if (checkpoint := self._place.newest()) is not None:
             return self._resumed(checkpoint)
-        if damaged := incomplete_checkpoint(self._checkpoints):
-            raise Corrupted(
-                f"no usable checkpoint in {self._checkpoints}: {damaged} has no manifest",
-                hint="restore the file from a copy, or start without a checkpoint",
-            )
         return replace(self._afresh(), anew=True)
 
     def begin_again(self, start: JobStart, plan: ShardPlan) -> JobStart:
@@ -163,25 +165,33 @@ class CheckpointArchive:
         return replace(start, ledger=ledger, again=again)
 
     def _afresh(self) -> JobStart:
-        if self._spec.checkpoint_dir_for_init:
-            place, not_fetched = self._initial()
-            checkpoint = store.require(place)
-            self._refuse_of_other_strategy(checkpoint)
-            _LOG.info("starting with the parameters of %s", checkpoint.directory)
-            # Servers report their version; a ring that only evaluates or predicts does not.
-            still = self._strategy is Strategy.ALLREDUCE and self._action is not Action.TRAIN
-            return JobStart(
-                str(checkpoint.directory),
-                version=checkpoint.manifest.version if still else 0,
-                passed_over=(*not_fetched, *checkpoint.rejected),
-            )
-        return JobStart()
+        if not self._spec.checkpoint_dir_for_init:
+            return JobStart()
+        checkpoint = self._initial()
+        self._refuse_of_other_strategy(checkpoint.where, checkpoint.manifest)
+        _LOG.info("starting with the parameters of %s", checkpoint.where)
+        # Servers report their version; a ring that only evaluates or predicts does not.
+        still = self._strategy is Strategy.ALLREDUCE and self._action is not Action.TRAIN
+        version = checkpoint.manifest.version if still else 0
+        return JobStart(checkpoint.where, version=version, passed_over=checkpoint.rejected)
 
-    def _initial(self) -> tuple[Path, tuple[str, ...]]:
-        """Where --checkpoint-dir-for-init is on disk, and why newer copies were passed over."""
+    def _initial(self) -> FoundCheckpoint:
+        """The checkpoint of --checkpoint-dir-for-init.
+
+        One at an address is fetched, unless the job's processes share no directory.
+        """
         place = self._spec.checkpoint_dir_for_init
-        if not is_address(place):
-            return Path(place).resolve(), ()
+        if is_address(place) and not self._shares_job_dir:
+            if (there := StorePlace(place).newest()) is None:
+                raise copies.none_in(place)
+            return there
+        folder, not_fetched = self._fetched(place) if is_address(place) else (Path(place), ())
+        found = store.require(folder.resolve())
+        rejected = (*not_fetched, *found.rejected)
+        return FoundCheckpoint(str(found.directory), found.manifest, rejected)
+
+    def _fetched(self, place: str) -> tuple[Path, tuple[str, ...]]:
+        """Where a checkpoint at an address is on disk, and why newer ones were passed over."""
         initial = JobDirectory(self._checkpoints.parent).initial
         try:
             return initial, copies.fetch(place, initial)
@@ -197,36 +207,24 @@ class CheckpointArchive:
         Nothing is removed while others wait: that of a large one takes longer than a small delta.
         A failure leaves earlier checkpoints in place. Raises ElasticDLError.
         """
-        try:
-            making = await asyncio.to_thread(store.begin, self._checkpoints)
-        except OSError as error:
-            raise TransientError(
-                f"cannot write to {self._checkpoints}: {error.strerror or error}"
-            ) from error
+        making = await asyncio.to_thread(self._place.begin, command.version)
         manifest, paused_s = await self._parts(command, snapshots, making)
-        try:
-            # If the job ends meanwhile, the thread continues. Do not remove the files that it
-            # completes.
-            directory = await asyncio.to_thread(store.complete, making, manifest)
-        except OSError as error:
-            await asyncio.to_thread(store.abandon, making)
-            raise TransientError(f"cannot write to {making}: {error.strerror or error}") from error
-        self.restore_from = str(directory)
+        # If the job ends meanwhile, the thread continues. Do not remove the files that it
+        # completes.
+        directory = await asyncio.to_thread(self._place.complete, making, manifest)
+        self.restore_from = directory
         self._newest_taken = _Newest(command.snapshot, directory, manifest, command.hurried)
         if not (command.hurried or command.keeps):
             await self.prune(command.version, command.held)
         problem = ""
         if self._copies and not command.hurried:
-            problem = await asyncio.to_thread(self._copy, directory, manifest)
-        return SavedCheckpoint(str(directory), manifest.bytes, problem, paused_s)
+            problem = await asyncio.to_thread(self._copy, Path(directory), manifest)
+        return SavedCheckpoint(directory, manifest.bytes, problem, paused_s)
 
     async def prune(self, version: int, held: Collection[str] = ()) -> None:
         """Remove checkpoints before `version`, but for the newest that are kept, and for `held`."""
         keep = self._spec.keep_checkpoint_max
-        try:
-            await asyncio.to_thread(store.prune, self._checkpoints, keep, version, held)
-        except OSError as error:
-            _LOG.warning("cannot remove old checkpoints in %s: %s", self._checkpoints, error)
+        await asyncio.to_thread(self._place.prune, keep, version, held)
 
     def _copy(self, directory: Path, manifest: Manifest) -> str:
         """Copy a checkpoint to the object store; return why that failed, '' if it did not."""
@@ -257,13 +255,13 @@ class CheckpointArchive:
         keep_servers(JobDirectory(self._checkpoints.parent), self._servers, number)
 
     async def _parts(
-        self, command: SaveSnapshot, snapshots: Saver, making: Path
+        self, command: SaveSnapshot, snapshots: Saver, making: str
     ) -> tuple[Manifest, float]:
         """Have all parts written; their manifest, and for how long every server has paused."""
         whole = False
         try:
             links, base = await asyncio.to_thread(self._linked, making, command)
-            parts = await snapshots.save(command.snapshot, str(making), base, command.pause_s)
+            parts = await snapshots.save(command.snapshot, making, base, command.pause_s)
             manifest = manifest_of(command, parts)
             if any(part.delta for part in parts):
                 if len(parts) != len(links[-1].files):
@@ -274,21 +272,21 @@ class CheckpointArchive:
                     )
                 manifest = manifest.model_copy(update={"links": links})
             else:
-                await asyncio.to_thread(store.unlink, making, links)
+                await asyncio.to_thread(self._place.unlink, making, links)
             whole = True
             return manifest, min((part.paused_s for part in parts), default=0.0)
         finally:
             if not whole:
-                await asyncio.to_thread(store.abandon, making)
+                await asyncio.to_thread(self._place.abandon, making)
 
     def _linked(
-        self, making: Path, command: SaveSnapshot
+        self, making: str, command: SaveSnapshot
     ) -> tuple[tuple[Link, ...], SnapshotId | None]:
         """The links of a delta, with their files in place, and its base; () and None for none."""
         base = self._newest_taken
         if base is None or (not command.hurried and not self._can_copy(base, command.version)):
             return (), None
-        links = store.link_base(making, base.directory, base.manifest, any_length=command.hurried)
+        links = self._place.links(making, base.directory, base.manifest, any_length=command.hurried)
         return links, base.snapshot if links else None
 
     def _can_copy(self, base: _Newest, version: int) -> bool:
@@ -300,34 +298,34 @@ class CheckpointArchive:
         replaces = any(link.version == version for link in base.manifest.chain)
         return not replaces and not (base.hurried and self._copies)
 
-    def _resumed(self, checkpoint: store.VerifiedCheckpoint) -> JobStart:
+    def _resumed(self, checkpoint: FoundCheckpoint) -> JobStart:
         if not checkpoint.manifest.ledger:
             raise UserError(
-                f"{checkpoint.directory} has no data ledger to resume",
+                f"{checkpoint.where} has no data ledger to resume",
                 hint="use --checkpoint-dir-for-init instead",
             )
-        self._refuse_of_other_strategy(checkpoint)
-        _LOG.info("resuming from %s", checkpoint.directory)
+        self._refuse_of_other_strategy(checkpoint.where, checkpoint.manifest)
+        _LOG.info("resuming from %s", checkpoint.where)
         before = run_before(JobDirectory(self._checkpoints.parent))
         ledger, again = count_repeated(checkpoint.manifest.ledger, before, self._epochs)
         return JobStart(
-            str(checkpoint.directory),
+            checkpoint.where,
             ledger,
             checkpoint.manifest.version,
             checkpoint.rejected,
             again,
         )
 
-    def _refuse_of_other_strategy(self, checkpoint: store.VerifiedCheckpoint) -> None:
+    def _refuse_of_other_strategy(self, where: str, manifest: Manifest) -> None:
         """Raise UserError for a checkpoint of the other strategy.
 
         Servers store rows by id and a ring stores whole variables; neither can read the other's
         files.
         """
-        made_by = strategy_of(checkpoint.manifest)
+        made_by = strategy_of(manifest)
         if made_by is not self._strategy:
             raise UserError(
-                f"{checkpoint.directory} was made with --distribution-strategy {made_by}, but this"
+                f"{where} was made with --distribution-strategy {made_by}, but this"
                 f" job uses {self._strategy}",
                 hint="start with a checkpoint of the same strategy",
             )

@@ -222,8 +222,8 @@ class KubernetesPlatform:
             Authority(self._authority) if self._authority is not None else None,
             replaces=provided.replaces,
             tenure=tenure,
-            journal=_ON_A_VOLUME if spec.keeps_checkpoints else _WITH_COPIES,
-            copies=None if spec.keeps_checkpoints else self._copies(term),
+            journal=_ON_A_VOLUME if spec.shares_job_dir else _WITH_COPIES,
+            copies=None if spec.shares_job_dir else self._copies(term),
         )
 
     async def begin_anew(self, environment: MasterEnvironment) -> MasterEnvironment:

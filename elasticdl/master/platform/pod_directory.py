@@ -95,6 +95,9 @@ def _uid(claim: Path) -> str:
 
 def _loss(spec: JobSpec, directory: JobDirectory) -> tuple[str, ...]:
     lost = "the state of the previous master is lost"
+    if spec.action is Action.TRAIN and spec.checkpoints_at:
+        at = spec.checkpoints_at
+        return (f"{lost}: the job resumes from its newest checkpoint in {at}, if there is one",)
     if spec.action is Action.TRAIN and has_checkpoint(directory.checkpoints):
         return (f"{lost}: the job resumes from its newest checkpoint",)
     if spec.checkpoint.resume and spec.checkpoint_copies and spec.keeps_checkpoints:
@@ -109,7 +112,7 @@ def _loss(spec: JobSpec, directory: JobDirectory) -> tuple[str, ...]:
     hint = (
         ""
         if spec.kubernetes.keeps(spec.cluster.job_dir)
-        else "; set --volume and --job-dir to make jobs resumable"
+        else "; set --checkpoint-dir, or --volume and --job-dir to make jobs resumable"
     )
     return (f"{lost}, and {why}: the job starts over{hint}",)
 

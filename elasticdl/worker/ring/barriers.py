@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Protocol, final
 
 import numpy as np
 
 from elasticdl.checkpoint import ring_file
-from elasticdl.errors import PermanentError, TransientError
+from elasticdl.checkpoint.stored import upload_part
+from elasticdl.errors import ElasticDLError, PermanentError, TransientError
+from elasticdl.flag import is_address
 from elasticdl.rpc.conversation import (
     Finished,
     RingCut,
@@ -46,6 +50,8 @@ _WAIT_S = 1.0
 
 _LEAST_S = 0.02
 _GIVE_UP_S = 600.0
+_UPLOAD_S = 600.0
+"""As long as the master waits for a file of a checkpoint."""
 
 
 class Preparing(Protocol):
@@ -179,18 +185,16 @@ class Copies:
             self._context.shutdown.fail(error)
 
     def _save(self, order: RingSave) -> None:
-        """Write a copy. A disk error costs only this checkpoint."""
+        """Write a copy. An error of the disk or the store costs only this checkpoint."""
         try:
             version, values = self.kept(order.snapshot)
-            part = ring_file.write(
-                Path(order.directory), version, dict(zip(self._names, values, strict=True))
-            )
-        except (OSError, PermanentError) as error:
+            arrays = dict(zip(self._names, values, strict=True))
+            part = _written(order.directory, version, arrays)
+        except (OSError, ElasticDLError) as error:
             problem = f"cannot write to {order.directory}: {error}"
             self._context.outbox.saved(RingSaved(order.snapshot, order.directory, problem=problem))
             return
-        file = WrittenFile(part.name, part.bytes, part.checksum)
-        self._context.outbox.saved(RingSaved(order.snapshot, order.directory, version, (file,)))
+        self._context.outbox.saved(RingSaved(order.snapshot, order.directory, version, (part,)))
 
     def kept(self, snapshot: SnapshotId) -> tuple[int, list[np.ndarray]]:
         """Version and values. Raises PermanentError if there is no such copy."""
@@ -198,6 +202,21 @@ class Copies:
             if snapshot not in self._kept:
                 raise PermanentError(f"this worker has no copy for snapshot {snapshot}")
             return self._kept[snapshot]
+
+
+def _written(where: str, version: int, arrays: Mapping[str, np.ndarray]) -> WrittenFile:
+    """Write the file of a checkpoint below a directory or an address.
+
+    Raises OSError, UserError, TransientError.
+    """
+    if not is_address(where):
+        part = ring_file.write(Path(where), version, arrays)
+        return WrittenFile(part.name, part.bytes, part.checksum)
+    until_s = time.monotonic() + _UPLOAD_S
+    with TemporaryDirectory(prefix="elasticdl-") as folder:
+        part = ring_file.write(Path(folder), version, arrays)
+        name = upload_part(Path(folder, part.name), where, lambda: time.monotonic() < until_s)
+    return WrittenFile(name, part.bytes, part.checksum)
 
 
 @final

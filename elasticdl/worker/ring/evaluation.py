@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import final
 
 import numpy as np
@@ -75,7 +74,7 @@ class LocalParameters:
         """Do nothing: there are no connections."""
 
 
-def assemble_local(assignment: Assignment, checkpoint: Path, context: WorkerContext) -> Worker:
+def assemble_local(assignment: Assignment, checkpoint: str, context: WorkerContext) -> Worker:
     """Load the user's module, build the model with a ring checkpoint's weights, and all stages.
 
     Raises UserError for a mistake in the module or a checkpoint that does not fit, and Corrupted.

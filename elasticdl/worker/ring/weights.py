@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, final
 
 from numpy.typing import NDArray
 
 from elasticdl.checkpoint import ring_file
 from elasticdl.checkpoint.ring_file import ArrayShape
+from elasticdl.checkpoint.stored import directory_with
 from elasticdl.model.building import NeedsFeatures
 from elasticdl.model.checkpoint_fit import check_arrays
 from elasticdl.model.module import ModelModule
@@ -35,16 +35,17 @@ def built(assignment: Assignment, module: ModelModule, sources: Sources) -> Ring
         )
 
 
-def load_weights(model: RingModel, directory: Path) -> int:
+def load_weights(model: RingModel, where: str) -> int:
     """Load the model, without training state, from a ring's checkpoint; returns the version.
 
-    Raises Corrupted, UserError.
+    `where` is a directory or an address. Raises Corrupted, UserError, TransientError.
     """
     mine = {name: variable for name, variable in model.state().items() if name.startswith(MODEL)}
-    version, arrays = ring_file.read(directory)
+    with directory_with(where) as directory:
+        version, arrays = ring_file.read(directory)
     arrays = {name: array for name, array in arrays.items() if name.startswith(MODEL)}
     shapes = {name: ArrayShape(tuple(one.shape), one.dtype) for name, one in mine.items()}
-    check_arrays(directory, _shapes(arrays), shapes)
+    check_arrays(where, _shapes(arrays), shapes)
     # After the check: a checkpoint that does not fit must not change half of the model.
     for name, variable in mine.items():
         variable.assign(arrays[name])
@@ -64,14 +65,15 @@ class Restoring:
         self._names = tuple(names)
         self._initial = exchange.copied()
 
-    def __call__(self, directory: str) -> int:
+    def __call__(self, where: str) -> int:
         """Load the values of a checkpoint ('': the initial ones); returns the version."""
-        if not directory:
+        if not where:
             self._exchange.load(self._initial)
             return 0
-        version, arrays = ring_file.read(Path(directory))
+        with directory_with(where) as directory:
+            version, arrays = ring_file.read(directory)
         mine = dict(zip(self._names, self._initial, strict=True))
-        check_arrays(Path(directory), _shapes(arrays), _shapes(mine))
+        check_arrays(where, _shapes(arrays), _shapes(mine))
         self._exchange.load([arrays[name] for name in self._names])
         return version
 

@@ -45,8 +45,8 @@ _MOST_PAUSED_S = 30.0
 _LEDGERS = 7
 """Checkpoints before the newest one that a synchronous job can return to."""
 _WHAT_TO_DO = (
-    "fix the cause (free disk space; if the model diverged, stop the job and --resume with a"
-    " smaller learning rate), then run `elasticdl checkpoint`"
+    "fix the cause (free disk space; bring the object store back; if the model diverged, stop the"
+    " job and --resume with a smaller learning rate), then run `elasticdl checkpoint`"
 )
 
 
@@ -162,7 +162,9 @@ class Checkpointing:
     def why_not(self) -> str:
         """Why a person cannot request a checkpoint, in words; '' if they can."""
         if not self._context.spec.keeps_checkpoints:
-            return "--job-dir is not on a --volume, so the servers share no storage"
+            return (
+                "the servers share no storage: no --checkpoint-dir, and no --job-dir on a --volume"
+            )
         if self._context.spec.action is not Action.TRAIN:
             return "the job does not train, so it has nothing to save"
         if late := self._context.late():

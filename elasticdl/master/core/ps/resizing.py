@@ -97,7 +97,9 @@ class Resizing:
             # A pod that is replaced later needs the whole group, which has the old servers.
             return "the job has --gang, which places its servers together with its workers"
         if not spec.keeps_checkpoints:
-            return "--job-dir is not on a --volume, so the servers share no storage"
+            return (
+                "the servers share no storage: no --checkpoint-dir, and no --job-dir on a --volume"
+            )
         if late := self._context.late():
             return f"the job {late}"
         if self._context.phase is not Phase.WORKING:

@@ -1,0 +1,110 @@
+"""Checkpoints whose only place is an object store: each process uploads the part that it wrote.
+
+`ADDRESS/version-<n>/` has the layout of a copy (see `copies.py`). The name of a part is new each
+time. So a version that is written again replaces nothing until its manifest does, in one request.
+What no manifest names does not count, and is removed with the versions before the kept ones.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from elasticdl.checkpoint import copies
+from elasticdl.checkpoint.layout import MANIFEST, directory_name
+from elasticdl.checkpoint.manifest import Manifest
+from elasticdl.errors import Corrupted
+from elasticdl.flag import is_address
+from elasticdl.storage.address import below
+from elasticdl.storage.attempts import RUNNING
+from elasticdl.storage.store import store_of
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCheckpoint:
+    """A verified checkpoint at the address `folder`, and why newer ones were rejected."""
+
+    folder: str
+    manifest: Manifest
+    rejected: tuple[str, ...] = ()
+
+
+def folder_of(address: str, version: int) -> str:
+    """The address of a version's checkpoint."""
+    return below(address, directory_name(version))
+
+
+def upload_part(file: Path, folder: str, is_wanted: Callable[[], bool]) -> str:
+    """Upload a file of a checkpoint that is being made; return its name there, which is new.
+
+    `is_wanted` is asked between pieces of the file. Raises UserError, TransientError, also if
+    nobody wants the file any longer, and OSError of the file.
+    """
+    name = f"{file.stem}-{secrets.token_hex(6)}{file.suffix}"
+    store_of(folder).upload(file, below(folder, name), is_wanted=is_wanted)
+    return name
+
+
+def complete(address: str, manifest: Manifest) -> str:
+    """Write the manifest, after all parts: the checkpoint is there. Return its folder.
+
+    Raises UserError, TransientError.
+    """
+    folder, there = folder_of(address, manifest.version), store_of(address)
+    there.write(below(folder, MANIFEST), manifest.as_json().encode())
+    there.write(below(address, copies.NEWEST), json.dumps({"version": manifest.version}).encode())
+    return folder
+
+
+def newest(address: str) -> StoredCheckpoint | None:
+    """The newest checkpoint of which every byte is as its manifest says; it is read, not kept.
+
+    `address` is that of one checkpoint, or of the folder of several. None if none was ever
+    complete. Raises Corrupted with all that was tried, if none is intact, UserError,
+    TransientError.
+    """
+    place, found = copies.named(address, RUNNING)
+    rejected: list[str] = []
+    for version in found:
+        folder = folder_of(place, version)
+        try:
+            if (whole := copies.manifest_if_there(folder)) is None:
+                continue
+            copies.verify(place, whole)
+            return StoredCheckpoint(folder, whole, tuple(rejected))
+        except Corrupted as error:
+            rejected.append(error.message)
+    if rejected:
+        raise Corrupted(
+            f"no usable checkpoint in {address}: {'; '.join(rejected)}",
+            hint="restore the objects from a copy, or start without a checkpoint",
+        )
+    return None
+
+
+def before(folder: str) -> list[str]:
+    """The folders of earlier versions beside this one, newest first. Some may be incomplete.
+
+    Raises UserError, TransientError.
+    """
+    place, (version, *_) = copies.named(folder)
+    return [folder_of(place, one) for one in copies.versions(place, RUNNING) if one < version]
+
+
+@contextmanager
+def directory_with(where: str) -> Iterator[Path]:
+    """A directory that has a checkpoint: its own, or a temporary one for what is at an address.
+
+    Raises Corrupted, UserError, TransientError, OSError of the temporary directory.
+    """
+    if not is_address(where):
+        yield Path(where)
+        return
+    with TemporaryDirectory(prefix="elasticdl-") as folder:
+        copies.fetch(where, Path(folder))
+        yield Path(folder, where.rstrip("/").rpartition("/")[2])
