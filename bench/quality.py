@@ -3,9 +3,13 @@ and 8 workers; of some also with workers that are killed every few seconds, and 
 join.
 
 `QUALITY_CASES`, `QUALITY_SEEDS` and `QUALITY_SYSTEMS` shorten it; the last has `keras`, numbers of
-workers, `killed` and `joining`. It may also have `2-sync` and `2-async`, which are 2 workers with
-`--sync` and `--no-sync`, and `sums`, which is Keras with the gradients of equal ids added. Steps of
-8 workers take 0.1 s more, without a processor: as if each had its own.
+workers, `killed` and `joining`. It may also have
+
+- `2-sync` and `2-async`: 2 workers with `--sync` and `--no-sync`;
+- `2-parts`: what 2 workers compute in synchronous steps, in one process, which takes less time;
+- `sums`: Keras with the gradients of equal ids added.
+
+Steps of 8 workers take 0.1 s more, without a processor: as if each had its own.
 """
 
 from __future__ import annotations
@@ -145,12 +149,9 @@ def steps_of(case: Case, data: Path) -> int:
     return case.epochs * -(-records // case.batch)
 
 
-def run_keras(case: Case, data: Path, seed: int, *, sums: bool = False) -> Run:
-    """Plain Keras in one process. Its clock stands still while it evaluates.
-
-    `sums`: the gradients of an id that comes several times in a batch are added first.
-    """
-    settings = {
+def settings_of(case: Case, data: Path, seed: int) -> dict[str, Any]:
+    """What a peer needs to know."""
+    return {
         "model_zoo": str(case.zoo),
         "model_def": case.model_def,
         "params": case.params,
@@ -161,16 +162,31 @@ def run_keras(case: Case, data: Path, seed: int, *, sums: bool = False) -> Run:
         "epochs": case.epochs,
         "metric": case.metric,
         "seed": seed,
-        "sums": sums,
         "look_steps": max(1, steps_of(case, data) // LOOKS),
         "began_at": time.time(),
     }
+
+
+def run_keras(case: Case, data: Path, seed: int, *, sums: bool = False) -> Run:
+    """Plain Keras in one process. Its clock stands still while it evaluates.
+
+    `sums`: the gradients of an id that comes several times in a batch are added first.
+    """
+    return run_peer("peer_quality", {**settings_of(case, data, seed), "sums": sums})
+
+
+def run_parts(case: Case, data: Path, seed: int, parts: int) -> Run:
+    """Synchronous steps of so many parts, in one process. Its clock stands still likewise."""
+    return run_peer("peer_parts", {**settings_of(case, data, seed), "parts": parts})
+
+
+def run_peer(module: str, settings: Mapping[str, Any]) -> Run:
     done = subprocess.run(
-        [sys.executable, "-m", "bench.peer_quality", json.dumps(settings)],
+        [sys.executable, "-m", f"bench.{module}", json.dumps(settings)],
         cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S,
     )  # fmt: skip
     if done.returncode != 0:
-        raise RuntimeError(f"plain Keras failed:\n{done.stderr[-2000:]}")
+        raise RuntimeError(f"{module} failed:\n{done.stderr[-2000:]}")
     curve = json.loads(done.stdout.splitlines()[-1])
     return {"metric": curve[-1][2], "curve": curve, "load": os.getloadavg()[0]}
 
@@ -276,6 +292,9 @@ def systems(case: Case, data: Path) -> dict[str, Callable[[int], Run]]:
             # Only the module of the benchmark can be paced.
             if int(name) != PACED or case.data == "planted":
                 made[f"{name} workers"] = partial(run_ours, case, data, workers=int(name))
+        elif name.endswith("-parts"):
+            parts = int(name.partition("-")[0])
+            made[f"{parts} parts"] = partial(run_parts, case, data, parts=parts)
         elif name.endswith("sync"):
             number, _, way = name.partition("-")
             sync = {"sync": True, "async": False}[way]
