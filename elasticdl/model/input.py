@@ -56,8 +56,7 @@ class Feeder:
         self._module = module
         self._mode = Mode.of(task)
         self._metadata = metadata
-        self._traced: dict[tuple[Any, ...], Any] = {}
-        """Concrete functions of TensorFlow, which has no types."""
+        self._traced: dict[tuple[Any, ...], _Traced] = {}
 
     def __call__(self, window: Records) -> tuple[Structure, Structure] | None:
         """(features, labels) of a window, or None if `feed` keeps nothing.
@@ -66,9 +65,9 @@ class Feeder:
         """
         tensors = _tensors(window)
         with user_code(self._name(), self._module.zoo):
-            function = self._function(tensors)
+            traced = self._function(window, tensors)
             try:
-                made = function(tensors)
+                made = traced.call(tensors)
             except _OF_RECORDS as error:
                 if "Dataset was empty" in str(error):
                     return None
@@ -87,7 +86,7 @@ class Feeder:
         """
         if not self._traced:
             return None
-        made = next(iter(self._traced.values())).structured_outputs
+        made = next(iter(self._traced.values())).outputs
         return input_specs(made[0] if isinstance(made, tuple) and len(made) == 2 else made)
 
     def _refused(self, error: Exception) -> RecordsRefused:
@@ -100,29 +99,26 @@ class Feeder:
     def _name(self) -> str:
         return "feed" if self._module.feed_batch is None else "feed_batch"
 
-    def _function(self, tensors: Structure) -> Callable[[Any], Structure]:
+    def _function(self, window: Records, tensors: Structure) -> _Traced:
+        """The function of windows like this one, which has been converted to `tensors`."""
+        key = _form(window)
+        traced = self._traced.get(key)
+        if traced is not None:
+            return traced
         specs = tf.nest.map_structure(
             # The number of records stays open: halves of a window must not cause a new trace.
             lambda tensor: tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype),
             tensors,
         )
-        key = tuple(
-            (spec.shape.rank, tuple(spec.shape.as_list()), spec.dtype)
-            for spec in tf.nest.flatten(specs)
+        body = (
+            self._records_by_dataset if self._module.feed_batch is None else self._records_at_once
         )
-        if key not in self._traced:
-            body = (
-                self._records_by_dataset
-                if self._module.feed_batch is None
-                else self._records_at_once
-            )
-            with warnings.catch_warnings():
-                # Random operations of `feed` differ by window, as they should; TensorFlow warns
-                # that they depend on the job's seed.
-                warnings.filterwarnings("ignore", "Seed .* from outer graph", UserWarning)
-                self._traced[key] = tf.function(body).get_concrete_function(specs)
-        traced: Callable[[Any], Structure] = self._traced[key]
-        return traced
+        with warnings.catch_warnings():
+            # Random operations of `feed` differ by window, as they should; TensorFlow warns
+            # that they depend on the job's seed.
+            warnings.filterwarnings("ignore", "Seed .* from outer graph", UserWarning)
+            traced = _Traced(tf.function(body).get_concrete_function(specs))
+        return self._traced.setdefault(key, traced)
 
     def _records_by_dataset(self, records: Structure) -> Structure:
         feed = self._module.feed
@@ -162,6 +158,33 @@ class Feeder:
         if _length(features) == 0:
             return None
         return features, None if self._mode is Mode.PREDICTION else labels
+
+
+@final
+class _Traced:
+    """A function of one structure of tensors, called without a check of its arguments.
+
+    That check takes longer than most functions `feed_batch`.
+    """
+
+    def __init__(self, function: Any) -> None:  # noqa: ANN401 - TensorFlow has no types
+        self.outputs: Structure = function.structured_outputs
+        self._compiled = function.inference_fn
+        self._captured = list(function.captured_inputs)
+
+    def call(self, tensors: Structure) -> Structure:
+        """The outputs for these tensors, which must be of the structure that was traced."""
+        return self._compiled.call_preflattened([*tf.nest.flatten(tensors), *self._captured])
+
+
+def _form(window: Records) -> tuple[Any, ...]:
+    """What windows with one function have in common: names, types and shapes of records."""
+    columns = window.items() if isinstance(window, Mapping) else [("", window)]
+    return tuple(
+        # Text of any length is one type of tensor. TensorFlow takes no other objects.
+        (name, "text" if column.dtype.kind in "OSU" else column.dtype.str, column.shape[1:])
+        for name, column in columns
+    )
 
 
 def feed_of(module: ModelModule) -> Callable[..., Any]:

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from elasticdl.model.array_tensors import tensor_of
 from elasticdl.model.embedding_hooks import Tensor
 from elasticdl.model.ids import IdGraph, trace_ids
 from elasticdl.model.metrics import Metrics, States
@@ -234,10 +235,10 @@ class CompiledStep:
         features: Sequence[Tensor],
         labels: Structure,
     ) -> list[Tensor]:
+        assert pulled.dense is not None
         return [
-            tf.convert_to_tensor(pulled.dense),
-            *map(tf.convert_to_tensor, pulled.rows),
-            *(tf.convert_to_tensor(lookups.positions[site]) for site in plan.first_site),
+            *(tensor_of(part) for part in (pulled.dense, *pulled.rows)),
+            *(tensor_of(lookups.positions[site]) for site in plan.first_site),
             tf.constant(pulled.version, tf.int64),
             *features,
             *_flat(labels),
@@ -284,7 +285,7 @@ def _guarded(schedule: Callable[[int], Any], module: ModelModule) -> Callable[[i
 def _flat(structure: Structure) -> list[Tensor]:
     """Leaves as eager tensors; ragged and sparse leaves give each of their parts."""
     leaves = tf.nest.flatten(structure, expand_composites=True)
-    return [tf.convert_to_tensor(leaf) for leaf in leaves]
+    return [leaf if isinstance(leaf, tf.Tensor) else tf.convert_to_tensor(leaf) for leaf in leaves]
 
 
 def _array(tensor: Tensor) -> Floats:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
@@ -18,6 +19,17 @@ from elasticdl.shard import Applied, SnapshotId
 Floats: TypeAlias = NDArray[np.floating[Any]]
 """float32 or float64, as the spec's dtype says."""
 Int64s: TypeAlias = NDArray[np.int64]
+
+ALIGNMENT = 64
+"""TensorFlow uses an array in place if it begins at a multiple of so many bytes."""
+
+
+def aligned(shape: tuple[int, ...], dtype: str) -> Floats:
+    """An uninitialized array that begins at a multiple of `ALIGNMENT` bytes."""
+    count, width = math.prod(shape), np.dtype(dtype).itemsize
+    room = np.empty(count * width + ALIGNMENT, np.uint8)
+    begin = -room.ctypes.data % ALIGNMENT
+    return room[begin : begin + count * width].view(dtype).reshape(shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,15 @@ from elasticdl.formatting import size
 from elasticdl.job_choices import WirePrecision
 from elasticdl.native import _native
 from elasticdl.rpc.native_spec import native_spec
-from elasticdl.rpc.parameters import Floats, Int64s, Pulled, Pushed, RowsPage, Update
+from elasticdl.rpc.parameters import (
+    Floats,
+    Int64s,
+    Pulled,
+    Pushed,
+    RowsPage,
+    Update,
+    aligned,
+)
 from elasticdl.shard import SnapshotId
 
 T = TypeVar("T")
@@ -132,11 +140,13 @@ class ServerPool:
         if len(ids) != len(spec.tables):
             raise UserError(f"ids of {len(ids)} tables, the model has {len(spec.tables)}")
         rows = [
-            np.empty((len(part), table.dim), spec.dtype.value)
+            aligned((len(part), table.dim), spec.dtype.value)
             for part, table in zip(ids, spec.tables, strict=True)
         ]
         flat = (
-            np.empty(spec.trainable_size + spec.additive_size, spec.dtype.value) if dense else None
+            aligned((spec.trainable_size + spec.additive_size,), spec.dtype.value)
+            if dense
+            else None
         )
         with self._pulling:
             versions, seconds = self._call(

@@ -199,3 +199,37 @@ def feed(dataset, mode, metadata):
     made = [feeder({"x": np.zeros(4, np.float32)}) for _ in range(2)]
     drawn = [number for batch in made if batch is not None for number in batch[0].numpy().tolist()]
     assert len(set(drawn)) == 8
+
+
+def test_windows_of_other_types_get_a_function_of_their_own_and_others_share_one(
+    tmp_path: Path,
+) -> None:
+    module = module_with(
+        tmp_path,
+        """
+traced = []
+def feed_batch(records, mode, metadata):
+    traced.append(records["x"].dtype.name)
+    return {"x": records["x"], "same": records["x"], "constant": tf.constant(1)}, records["y"]
+""",
+    )
+    assert module.feed_batch is not None
+    traced = module.feed_batch.__globals__["traced"]
+    feeder, labels = Feeder(module, Task.TRAINING, Metadata()), np.array([5, 6])
+    columns: list[tuple[Any, str]] = [
+        (np.array([1.0, 2.0]), "float64"),
+        (np.array([3.0, 4.0]), "float64"),
+        (np.array([1, 2], np.int64), "int64"),
+        (np.array([b"a", b"b"]), "string"),
+        (np.array([b"longer", b"b"]), "string"),
+        (np.array([b"object", b"b"], dtype=object), "string"),
+    ]
+    for column, dtype in columns:
+        made = feeder({"x": column, "y": labels})
+        assert made is not None
+        features, expected = made
+        assert features["x"].dtype.name == features["same"].dtype.name == dtype
+        assert features["x"].numpy().tolist() == column.tolist()
+        assert int(features["constant"]) == 1
+        assert expected.numpy().tolist() == [5, 6]
+    assert traced == ["float64", "int64", "string"]
