@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-LARGE_BYTES = 16 << 20
+LARGE_BYTES = 128 << 20
+"""Not the layer of the project's own code, which is new in each image."""
 Buildah = Callable[..., str]
 """Runs `buildah` with some arguments; what it printed."""
 
