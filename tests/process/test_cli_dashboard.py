@@ -53,43 +53,29 @@ def no_browser(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_a_local_jobs_page_is_opened_with_its_token_which_no_other_user_sees(
-    elasticdl: Commands, browser: Path
+def test_a_local_jobs_page_is_opened_with_a_token_which_no_other_user_sees_or_its_address_is_said(
+    elasticdl: Commands, browser: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """For reading only, the page has the viewer's token."""
     process = elasticdl.train("drains")
     where = elasticdl.master("drains")
-    code, output, errors = elasticdl.run("dashboard", "drains")
-    address = f"{where['page']}#token={where['token']}"
-    assert (code, output, errors) == (0, address + "\n", "")
-    given, mode, page = browser.read_text().split("\n", 2)
-    assert given.startswith("file://") and where["token"] not in given
-    assert mode == "0o600" and f'href="{address}"' in page
-    assert elasticdl.run("stop", "drains", "--yes")[0] == 0
-    assert elasticdl.end(process)[0] == 130
-
-
-def test_a_local_jobs_page_for_reading_has_the_viewers_token(
-    elasticdl: Commands, browser: Path
-) -> None:
-    process = elasticdl.train("drains")
-    where = elasticdl.master("drains")
-    code, output, errors = elasticdl.run("dashboard", "--read-only", "drains")
-    address = f"{where['page']}#token={viewer_token(where['token'])}"
-    assert (code, output, errors) == (0, address + "\n", "")
-    assert f'href="{address}"' in browser.read_text() and where["token"] not in browser.read_text()
-    assert elasticdl.run("stop", "drains", "--yes")[0] == 0
-    assert elasticdl.end(process)[0] == 130
-
-
-@pytest.mark.usefixtures("no_browser")
-def test_without_a_browser_the_address_is_printed_and_said(elasticdl: Commands) -> None:
-    process = elasticdl.train("drains")
-    where = elasticdl.master("drains")
+    for more, token in (
+        ((), where["token"]),
+        (("--read-only",), viewer_token(where["token"])),
+    ):
+        address = f"{where['page']}#token={token}"
+        assert elasticdl.run("dashboard", "drains", *more) == (0, address + "\n", "")
+        given, mode, page = browser.read_text().split("\n", 2)
+        assert given.startswith("file://") and token not in given
+        assert mode == "0o600" and f'href="{address}"' in page
+        assert where["token"] == token or where["token"] not in browser.read_text()
+    for name in ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
     code, output, errors = elasticdl.run("dashboard", "drains")
     assert code == 0 and output.startswith(where["page"]) and "cannot start a browser" in errors
     assert elasticdl.run("dashboard", "--no-browser", "drains")[1:] == (output, "")
     assert elasticdl.run("stop", "drains", "--yes")[0] == 0
-    elasticdl.end(process)
+    assert elasticdl.end(process)[0] == 130
 
 
 def test_a_job_that_has_ended_has_a_report_in_place_of_a_page(elasticdl: Commands) -> None:

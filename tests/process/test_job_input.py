@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from elasticdl.cli.main import run
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.model.check import check
@@ -191,30 +192,11 @@ def test_what_the_check_only_warns_of_is_told(within_the_limit: tuple[Job, str])
     assert f"Warning: {job.spec()['data']['training_data']}:4: column 'b' is 'n/a'" in output
 
 
-def test_a_directory_that_holds_a_job_is_not_taken_twice(
-    within_the_limit: tuple[Job, str], start_job: Callable[..., Job]
-) -> None:
-    first = within_the_limit[0]
-    receipt = (first.directory / "receipt.json").read_bytes()
-    spec = first.spec()
-    flags = {
-        "model_zoo": spec["model"]["model_zoo"],
-        "model_def": "model",
-        "training_data": spec["data"]["training_data"],
-    }
-    code, output = start_job(**flags, job_dir=first.directory).finish()
-    assert code == 2
-    assert str(first.directory) in output
-    assert (first.directory / "receipt.json").read_bytes() == receipt
-
-
 def test_an_unknown_flag_is_refused_with_the_closest_one(
-    start_job: Callable[..., Job], iris_csv: Callable[..., Path]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    output = refused(
-        start_job("train", "--num-workerz", "3", model_def="iris", training_data=iris_csv())
-    )
-    assert "num-workers" in output
+    assert run(["train", "--num-workerz", "3"]) == 2
+    assert "num-workers" in capsys.readouterr().err
 
 
 WRONG_PATHS = (

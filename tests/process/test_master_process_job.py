@@ -564,18 +564,31 @@ def test_a_resumed_job_is_not_stopped_because_the_run_before_was(
     assert (job.directory / "logs/master-0.log").read_text().count("=== master-0.1 started") == 1
 
 
-def test_a_master_that_is_killed_in_the_check_has_a_successor_that_checks_again(
+def test_a_master_killed_in_the_check_has_a_successor_that_checks_again_and_ends_it_when_stopped(
     start: Callable[..., Running],
 ) -> None:
-    job = start(preflight=False, model_def="slow")
+    """The next master has the page at the port of the user's choice, too."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    job = start(preflight=False, model_def="slow", status_port=port)
     checking = job.directory / "checking"
     job.wait_until("the check has begun", lambda: checking.exists() and checking.read_text() != "")
     pid = int(checking.read_text())
-    job.kill_master()
+    before = job.kill_master()
     job.wait_until("the check is gone", lambda: gone(pid))
     job.wait_until("another check has begun", lambda: int(checking.read_text() or pid) != pid)
+    after = job.where(after=before["term"])
+    assert after["page"] == before["page"] == f"http://127.0.0.1:{port}/"
+    with socket.create_connection(("127.0.0.1", port), 20):
+        pass
+    pid = int(checking.read_text())
     job.process.send_signal(signal.SIGTERM)
     assert job.finish() == ExitCode.INTERRUPTED
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert job.json("status.json")["message"] == "stopped: the master received SIGTERM"
+    assert [path.name for path in (job.directory / "logs").iterdir()] == ["master-0.log"]
+    assert not (job.directory / "receipt.json").exists()
 
 
 def test_clients_of_a_job_with_tls_trust_its_next_master(start: Callable[..., Running]) -> None:
@@ -592,19 +605,6 @@ def test_clients_of_a_job_with_tls_trust_its_next_master(start: Callable[..., Ru
         files = entry.rglob("*") if entry == job.directory else [entry / "environ"]
         for file in files:
             assert not file.is_file() or b"PRIVATE KEY" not in file.read_bytes(), file
-
-
-def test_a_page_at_a_port_of_the_user_s_choice_comes_back_there(
-    start: Callable[..., Running],
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    job = start(preflight=False, model_def="slow", status_port=port)
-    before = job.kill_master()
-    after = job.where(after=before["term"])
-    assert after["page"] == before["page"] == f"http://127.0.0.1:{port}/"
-    with socket.create_connection(("127.0.0.1", port), 20):
-        pass
 
 
 def test_a_page_whose_port_is_taken_costs_a_warning_only(start: Callable[..., Running]) -> None:
@@ -669,23 +669,6 @@ def test_whenever_the_supervisor_is_killed_nobody_is_left_and_the_job_can_be_res
     assert again.finish() == ExitCode.DONE, again.tails()
 
 
-def test_people_scale_and_ask_for_checkpoints_and_a_stranger_is_refused(
-    start: Callable[..., Running],
-) -> None:
-    job = start(num_workers="1:1", num_epochs=2, checkpoint_steps=1000)
-    hold = job.hold()
-    job.wait_for_status("work has begun", lambda status: status["records"]["trained"] >= 10)
-    with pytest.raises(Refused, match="token"):
-        job.client("wrong").status()
-    client = job.client()
-    client.scale(3, 3)
-    job.wait_for_status("three work", lambda status: status["scale"]["observed"] == 3)
-    client.checkpoint()
-    job.wait_for_status("a checkpoint is there", lambda status: len(status["checkpoints"]) == 1)
-    hold.unlink()
-    assert job.finish() == ExitCode.DONE, job.tails()
-
-
 def test_a_resume_without_a_checkpoint_begins_and_counts_what_was_trained_before(
     start: Callable[..., Running],
 ) -> None:
@@ -709,22 +692,6 @@ def test_a_master_checks_the_model_itself_if_nobody_has(start: Callable[..., Run
     assert job.finish() == ExitCode.DONE, job.tails()
     assert job.json("receipt.json")["total"]["trained"] == 40
     assert job.json("preflight.json")["training"] == [{"name": "a.csv", "records": 40}]
-
-
-def test_a_master_that_is_stopped_in_the_check_ends_the_check_too(
-    start: Callable[..., Running],
-) -> None:
-    job = start(preflight=False, model_def="slow")
-    job.wait_until("the check has begun", lambda: bool((job.directory / "checking").exists()))
-    job.wait_until("its number is known", lambda: bool((job.directory / "checking").read_text()))
-    pid = int((job.directory / "checking").read_text())
-    job.process.send_signal(signal.SIGTERM)
-    assert job.finish() == ExitCode.INTERRUPTED
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
-    assert job.json("status.json")["message"] == "stopped: the master received SIGTERM"
-    assert [path.name for path in (job.directory / "logs").iterdir()] == ["master-0.log"]
-    assert not (job.directory / "receipt.json").exists()
 
 
 def test_a_job_that_is_none_says_so(tmp_path: Path) -> None:

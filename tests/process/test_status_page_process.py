@@ -132,12 +132,25 @@ def test_the_page_shows_what_the_command_line_shows_and_steers_the_job(
     assert browser.ask("replace", process="worker-1")[0] == 409
     assert browser.ask("replace", process="worker-9")[0] == 404
     assert browser.ask("scale", min=1, max=2)[0] == 202
+    stream = http.client.HTTPConnection(browser.address, timeout=40)
+    stream.request("GET", "/api/v1/stream", headers={"Cookie": browser.cookie})
+    answer = stream.getresponse()
+    assert answer.getheader("Content-Type") == "text/event-stream; charset=utf-8"
     hold.unlink()
+    check_stream_to_the_end(answer.read().decode())
+    stream.close()
     assert running.finish() == ExitCode.DONE
     receipt = running.json("receipt.json")
     assert receipt["total"]["lost"] == 0 and receipt["total"]["trained"] == 400
     with pytest.raises(ConnectionError):
         socket.create_connection(tuple(browser.address.split(":")), 5)
+
+
+def check_stream_to_the_end(text: str) -> None:
+    """The stream ends with the end of the job."""
+    assert "event: processes\n" in text and "event: events\n" in text
+    ended = text.rpartition("event: ended\n")[2]
+    assert json.loads(ended.partition("data: ")[2])["exit_code"] == 0
 
 
 def test_the_address_and_the_token_are_for_the_owner_only_and_the_port_is_on_this_machine(
@@ -163,41 +176,3 @@ def test_the_address_and_the_token_are_for_the_owner_only_and_the_port_is_on_thi
     browser = Browser(running)
     assert browser.ask("stop", reason="enough")[0] == 202
     assert running.finish() == ExitCode.INTERRUPTED
-
-
-def test_a_job_whose_port_is_taken_goes_on_without_its_page_and_says_so(
-    start: Start,  # noqa: F811
-) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        running = start(status_port=taken.getsockname()[1])
-        assert running.where()["page"] == ""
-        assert running.finish() == ExitCode.DONE
-    assert "cannot serve the status page" in (running.directory / "events.jsonl").read_text()
-
-
-def test_the_page_is_where_it_was_wanted(start: Start) -> None:  # noqa: F811
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    running = start(status_port=port)
-    assert running.where()["page"] == f"http://127.0.0.1:{port}/"
-    assert running.finish() == ExitCode.DONE
-
-
-def test_the_stream_ends_with_the_end_of_the_job(start: Start) -> None:  # noqa: F811
-    running = start(num_workers="1")
-    hold = running.hold()
-    browser = Browser(running)
-    connection = http.client.HTTPConnection(browser.address, timeout=40)
-    connection.request("GET", "/api/v1/stream", headers={"Cookie": browser.cookie})
-    answer = connection.getresponse()
-    assert answer.getheader("Content-Type") == "text/event-stream; charset=utf-8"
-    hold.unlink()
-    text = answer.read().decode()
-    connection.close()
-    assert "event: processes\n" in text and "event: events\n" in text
-    ended = text.rpartition("event: ended\n")[2]
-    assert json.loads(ended.partition("data: ")[2])["exit_code"] == 0
-    assert running.finish() == ExitCode.DONE
