@@ -1,0 +1,92 @@
+"""Import modules that hardly anybody uses when they are first used."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any, final
+
+
+@contextmanager
+def executed_at_first_use(names: Collection[str]) -> Iterator[None]:
+    """In the body, an import of one of these modules makes it, but does not execute it.
+
+    It is executed when one of its own names is first used. Absent modules are ignored.
+    """
+    finder = _Later(names)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+@final
+class _Later(MetaPathFinder):
+    """Finds these modules, and has them executed later."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """See MetaPathFinder."""
+        if fullname not in self._names:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _AtFirstUse(spec.loader)
+        return spec
+
+
+@final
+class _AtFirstUse(Loader):
+    """Executes a module when one of its own names is first used.
+
+    importlib's LazyLoader does so when anybody reads its `__file__`. AutoGraph reads that of all
+    modules, in each worker.
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        # The thread that executes the module may use it, and others wait.
+        self._lock = threading.RLock()
+        self._begun = False
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """See Loader."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """See Loader."""
+
+        def find(name: str) -> Any:  # noqa: ANN401 - whatever a module has
+            if name == "__all__" or not name.startswith("__"):
+                self._execute(module)
+                if vars(module).get("__getattr__") is not find:
+                    return getattr(module, name)
+                if name in vars(module):  # this thread executes it at the moment
+                    return vars(module)[name]
+            raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+
+        vars(module)["__getattr__"] = find
+
+    def _execute(self, module: ModuleType) -> None:
+        with self._lock:
+            if not self._begun:
+                self._begun = True
+                ours = vars(module)["__getattr__"]
+                try:
+                    self._loader.exec_module(module)
+                except BaseException:
+                    self._begun = False
+                    raise
+                # A module may have a function of its own in its place.
+                if vars(module).get("__getattr__") is ours:
+                    del vars(module)["__getattr__"]
