@@ -1,9 +1,10 @@
-"""One cluster for all tests of a session, a namespace for each test: it enforces the restricted Pod
-Security standard.
+"""One cluster for all tests of a session, a namespace for each test or for each file of short ones:
+it enforces the restricted Pod Security standard.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import uuid
 from collections.abc import Iterator
@@ -67,8 +68,8 @@ def place(whole_cluster: TargetCluster) -> Iterator[TargetCluster]:
         yield whole_cluster
 
 
-@pytest.fixture
-def namespace(place: TargetCluster) -> Iterator[str]:
+@contextlib.contextmanager
+def _namespace(place: TargetCluster) -> Iterator[str]:
     name = f"elasticdl-test-{uuid.uuid4().hex[:8]}"
     place.make_namespace(name)
     yield name
@@ -76,8 +77,21 @@ def namespace(place: TargetCluster) -> Iterator[str]:
 
 
 @pytest.fixture
+def namespace(place: TargetCluster) -> Iterator[str]:
+    with _namespace(place) as name:
+        yield name
+
+
+@pytest.fixture(scope="module")
+def shared_namespace(whole_cluster: TargetCluster) -> Iterator[str]:
+    """For files of many short tests: to make one takes seconds. Each test has its own job."""
+    with _namespace(whole_cluster) as name:
+        yield name
+
+
+@pytest.fixture
 def owner(place: TargetCluster, namespace: str) -> Owner:
-    return place.owner(namespace)
+    return place.owner(namespace, f"job-{uuid.uuid4().hex[:8]}")
 
 
 @pytest.fixture(scope="session")

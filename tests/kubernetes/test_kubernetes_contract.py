@@ -20,6 +20,11 @@ pytestmark = pytest.mark.kubernetes
 LIMIT_S = 120.0
 
 
+@pytest.fixture(scope="module")
+def namespace(shared_namespace: str) -> str:
+    return shared_namespace
+
+
 @pytest.fixture
 def run(
     place: TargetCluster, owner: Owner

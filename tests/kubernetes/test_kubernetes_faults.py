@@ -26,6 +26,11 @@ W0, W1, W2 = (ProcessName(Role.WORKER, index) for index in range(3))
 Scenario: TypeAlias = Callable[[KubernetesBench], Coroutine[Any, Any, None]]
 
 
+@pytest.fixture(scope="module")
+def namespace(shared_namespace: str) -> str:
+    return shared_namespace
+
+
 @pytest.fixture
 def run(place: TargetCluster, owner: Owner) -> Callable[..., None]:
     def run_scenario(scenario: Scenario, habits: ClusterOptions | None = None) -> None:
@@ -194,14 +199,6 @@ def test_quota_refuses_in_words_and_there_is_room_again_when_a_process_has_ended
     run: Callable[[Scenario], None], place: TargetCluster, namespace: str
 ) -> None:
     apply(place, namespace, apiVersion="v1", kind="ResourceQuota", spec={"hard": {"pods": "1"}})
-    place.kubectl(
-        "-n",
-        namespace,
-        "wait",
-        "--for=jsonpath={.status.used.pods}=0",
-        "resourcequota/test",
-        "--timeout=50s",
-    )
 
     async def scenario(b: KubernetesBench) -> None:
         await b.start(W0)
@@ -212,7 +209,13 @@ def test_quota_refuses_in_words_and_there_is_room_again_when_a_process_has_ended
         await b.ended(W0)
         await _created(b, W1)
 
-    run(scenario)
+    # Pods of the tests before count until they have gone.
+    nobody = ("--for=jsonpath={.status.used.pods}=0", "resourcequota/test", "--timeout=50s")
+    try:
+        place.kubectl("-n", namespace, "wait", *nobody)
+        run(scenario)
+    finally:
+        place.kubectl("-n", namespace, "delete", "resourcequota/test")
 
 
 def test_what_pod_security_does_not_allow_is_refused_for_good_with_its_words(
@@ -251,6 +254,7 @@ def test_a_pod_of_somebody_else_is_left_alone(
     run(scenario)
     left = place.read("pod", theirs["metadata"]["name"], "-n", owner.namespace)["metadata"]
     assert left["uid"] == uid and "deletionTimestamp" not in left
+    place.kubectl("-n", owner.namespace, "delete", "pod", left["name"], "--wait=false")
 
 
 def test_a_master_that_replaces_another_finds_its_processes_and_their_ends(

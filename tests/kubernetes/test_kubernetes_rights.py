@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -39,23 +39,38 @@ HEARD_LIMIT_S = 30.0
 ALL = rights.NEEDED + rights.GANGS
 
 
-@pytest.fixture
-def account(place: TargetCluster, namespace: str, tmp_path: Path) -> Path:
-    """A kubeconfig of the service account of docker/rbac.yaml."""
-    place.kubectl("-n", namespace, "create", "-f", "-", text=yaml.safe_dump_all(RBAC))
-    token = place.kubectl("-n", namespace, "create", "token", "elasticdl").strip()
-    config = json.loads(place.kubectl("config", "view", "--raw", "--minify", "-o", "json"))
+@pytest.fixture(scope="module")
+def namespace(shared_namespace: str) -> str:
+    return shared_namespace
+
+
+@pytest.fixture(scope="module")
+def kubeconfig(
+    whole_cluster: TargetCluster, namespace: str, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Of the service account of docker/rbac.yaml."""
+    kubectl = whole_cluster.kubectl
+    kubectl("-n", namespace, "create", "-f", "-", text=yaml.safe_dump_all(RBAC))
+    token = kubectl("-n", namespace, "create", "token", "elasticdl").strip()
+    config = json.loads(kubectl("config", "view", "--raw", "--minify", "-o", "json"))
     config["users"][0]["user"] = {"token": token}
-    path = tmp_path / "kubeconfig"
+    path = tmp_path_factory.mktemp("account") / "kubeconfig"
     path.write_text(json.dumps(config))
+    return path
+
+
+@pytest.fixture
+def account(place: TargetCluster, namespace: str, kubeconfig: Path) -> Iterator[Path]:
+    """The kubeconfig. The account has all of its rights, and gets them back after the test."""
 
     async def granted() -> None:
-        async with connected(place, path) as api:
+        async with connected(place, kubeconfig) as api:
             found = await rights.lasting(lambda: rights.missing(api, namespace, ALL), HEARD_LIMIT_S)
             assert found == ()
 
     asyncio.run(granted())
-    return path
+    yield kubeconfig
+    change(place, namespace, RBAC[1])
 
 
 @asynccontextmanager
@@ -83,6 +98,10 @@ def take_away(
         if resource in rule["resources"] and group in rule["apiGroups"]:
             rule["verbs"] = [kept for kept in rule["verbs"] if kept != verb]
     role["rules"] = [rule for rule in role["rules"] if rule["verbs"]]
+    change(place, namespace, role)
+
+
+def change(place: TargetCluster, namespace: str, role: dict[str, Any]) -> None:
     place.kubectl("-n", namespace, "replace", "-f", "-", text=yaml.safe_dump(role))
 
 
