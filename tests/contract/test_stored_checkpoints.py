@@ -23,7 +23,8 @@ from elasticdl.master.core.state import JobState
 from elasticdl.master.executor.checkpoint_archive import CheckpointArchive, SavedCheckpoint
 from elasticdl.ps.restoring import Restoration, restore, restore_newest_intact
 from elasticdl.ps.saving import save_at
-from elasticdl.rpc.ps_control import SavedFile, ServerSaved
+from elasticdl.rpc.conversation import WrittenFile
+from elasticdl.rpc.ps_control import ServerSaved
 from elasticdl.shard import SnapshotId
 from tests.contract.ps_stage import Stage
 from tests.contract.test_checkpoint_deltas import Training, same, spec_of
@@ -63,7 +64,7 @@ class Job(Training):
         ]
         return tuple(
             ServerSaved(
-                (SavedFile(one.name, one.bytes, one.checksum),),
+                (WrittenFile(one.name, one.bytes, one.checksum),),
                 one.version,
                 one.rows,
                 one.parameters,
