@@ -1,1 +1,1 @@
-"""Tables of rows by id and their update rules: C++ and a NumPy twin that equals it."""
+"""Tables of rows by id, their update rules and their initial values."""
