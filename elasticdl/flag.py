@@ -58,7 +58,11 @@ def refuse_one_slash(text: str) -> None:
     if match := _ONE_SLASH.match(text):
         scheme = match[1].lower()
         meant = f"{scheme}://{match[2]}"
-        meant = f"{scheme}://BUCKET/KEY" if shows_secret(meant) else meant
+        if shows_secret(meant):
+            meant = f"{scheme}://BUCKET/KEY"
+        elif scheme == "hdfs":
+            # Hadoop's `hdfs:/user/x` names no host: the path is at the default name node.
+            meant = f"hdfs:///{match[2]}"
         raise ValueError(f"an address has two slashes after its scheme: did you mean {meant}?")
 
 

@@ -883,7 +883,8 @@ def test_the_directory_of_a_job_on_a_cluster_is_a_path() -> None:
 def test_an_address_with_one_slash_is_no_path(name: str, scheme: str) -> None:
     action = next(action for action in Action if is_used(name, action))
     needed = {"model_zoo": "zoo", "model_def": "iris", "training_data": "t"}
-    meant = f"did you mean {scheme.lower()}://bucket/Key/x.csv?"
+    host = "/" if scheme == "hdfs" else ""  # Hadoop's short form is a path without a host.
+    meant = f"did you mean {scheme.lower()}://{host}bucket/Key/x.csv?"
     with pytest.raises(SpecError, match=f"{flag(name)}: .*{re.escape(meant)}"):
         JobSpec.from_flags(action, {**needed, name: f"{scheme}:/bucket/Key/x.csv"})
 
