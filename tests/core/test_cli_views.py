@@ -207,7 +207,8 @@ def test_the_goodput_and_the_longest_causes_of_the_rest_are_shown() -> None:
     ]
     short = replace(account, seconds=24.0)
     assert goodput_line(short) == (
-        "61.3 % of 24 s of all workers, which is too short to judge: start and end count, too"
+        "61.3 % of 24 s of all workers;"
+        " the job is too short to judge by: much of it is start and end"
     )
     counted = replace(receipt(expected=2, trained=2), goodput=account).to_json()
     outcome = Outcome(0, "done", "/jobs/ads", receipt=counted)

@@ -17,11 +17,11 @@ part of a job, and its shares say nothing about a longer one."""
 def goodput_line(account: Goodput) -> str:
     """Return `61.2 % of 14 min of all workers; pull 20.1 %, start 9.0 %`, the longest first.
 
-    Of a short job it says that start and end count instead.
+    Of a short job it says instead that much of it is start and end.
     """
     whole = f"{100 * account.share:.1f} % of {spoken(account.seconds)} of all workers"
     if account.seconds < _SHORT_S:
-        return f"{whole}, which is too short to judge: start and end count, too"
+        return f"{whole}; the job is too short to judge by: much of it is start and end"
     rest = [
         f"{kind} {_share(seconds, account)}"
         for kind, seconds in account.by_kind().items()
