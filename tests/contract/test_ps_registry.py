@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import pytest
 
 from elasticdl.cluster.base import ProcessName, Role
+from elasticdl.errors import TransientError
 from elasticdl.master.gateway.ps_registry import PsRegistry
 
 pytestmark = pytest.mark.contract
@@ -85,3 +87,31 @@ def test_calls_to_a_server_end_with_it_even_if_its_next_process_came_before() ->
 
     closed: list[ProcessName] = []
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_only_a_server_that_stays_and_never_answers_is_an_error_in_the_log(
+    is_gone: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        server = registry().attach(ps(0), "here")
+
+        async def fails(_control: object) -> None:
+            tries.append(0)
+            if is_gone and len(tries) == 2:
+                asyncio.get_running_loop().call_soon(server.gone.set)
+            raise TransientError("away")
+
+        pauses = {1: 0.0, 2: 60.0 if is_gone else 0.0}
+        answer = server.answer(
+            fails, "drop of view 6", tries=2, pause_s=pauses.__getitem__, level=logging.DEBUG
+        )
+        assert await answer is None
+
+    tries: list[int] = []
+    with caplog.at_level(logging.DEBUG, logger="elasticdl"):
+        asyncio.run(story())
+    told = [(one.levelname, one.message) for one in caplog.records if one.name != "asyncio"]
+    first = ("DEBUG", "drop of view 6 at ps-0, attempt 1: away")
+    last = ("ERROR", "drop of view 6 at ps-0, attempt 2: away")
+    assert len(tries) == 2 and told == ([first] if is_gone else [first, last])

@@ -227,6 +227,7 @@ class Snapshots:
         await self._tell_all(
             lambda control: control.drop(snapshot, saved=saved, timeout_s=self._limits.drop_s),
             f"drop of view {snapshot}",
+            level=logging.DEBUG,
         )
 
     async def keep(self, snapshots: Sequence[SnapshotId]) -> None:
@@ -247,11 +248,12 @@ class Snapshots:
         doing: str,
         *,
         tries: int | None = None,
+        level: int = logging.WARNING,
     ) -> None:
         tries, pause_s = tries or self._limits.drop_tries, self._limits.drop_delay_s
         await asyncio.gather(
             *(
-                server.answer(call, doing, tries=tries, pause_s=pause_s)
+                server.answer(call, doing, tries=tries, pause_s=pause_s, level=level)
                 for server in self._registry.attached()
             )
         )

@@ -42,20 +42,25 @@ class Server:
         *,
         tries: int = sys.maxsize,
         pause_s: Callable[[int], float] | None = None,
+        level: int = logging.WARNING,
     ) -> T | None:
         """Repeat a call until the server answers; None if it is gone, or after so many `tries`.
 
-        `pause_s` returns the pause after each of them; `delay_s` by default.
+        `pause_s` returns the pause after each of them; `delay_s` by default. A try that fails is
+        logged at `level`. The last one is an error, unless the server is gone after its pause.
         """
+        if self.gone.is_set():
+            return None
         for attempt in range(1, tries + 1):
-            if self.gone.is_set():
-                break
             try:
                 return await call(self.control)
             except ElasticDLError as error:
-                level = logging.WARNING if attempt < tries else logging.ERROR
-                _LOG.log(level, "%s at %s, attempt %d: %s", doing, self.name, attempt, error)
-            await self.gone_within((pause_s or delay_s)(attempt))
+                what = f"{doing} at {self.name}, attempt {attempt}: {error}"
+            if attempt < tries:
+                _LOG.log(level, "%s", what)
+            if await self.gone_within((pause_s or delay_s)(attempt)):
+                return None
+        _LOG.error("%s", what)
         return None
 
     async def gone_within(self, seconds: float) -> bool:
