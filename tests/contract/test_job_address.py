@@ -303,6 +303,46 @@ def test_a_command_that_is_refused_gives_the_address_back_to_the_one_that_runs_t
         assert first.beat() and "owner.json" not in keys(server), "a person removed it all"
 
 
+def test_the_heartbeat_goes_on_after_another_owner_that_is_refused(
+    on: Callable[[str], WorkingDirectory],
+    server: ObjectStore,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    beat, seen = OwnedAddress.beat, list[bool]()
+
+    def noted(owned: OwnedAddress) -> bool:
+        seen.append(beat(owned))
+        return seen[-1]
+
+    def is_lost() -> bool:
+        another_owner(server)  # Again: a heartbeat on its way may replace it.
+        return False in seen
+
+    monkeypatch.setattr(OwnedAddress, "beat", noted)
+    working = on("a")
+    with running() as directory:
+        directory.events.write_text("of the first\n")
+        AddressCopy(working).copy()
+        until("the heartbeat finds another owner", is_lost)
+        del server.buckets["bucket"]["jobs/iris/owner.json"]
+        until("it is ours again", lambda: "owner.json" in keys(server))
+        owner = read_owner(ADDRESS)
+        assert owner is not None and owner.id == working.state().owner
+
+
+def test_the_last_copy_takes_an_address_back_that_a_refused_command_has_left(
+    on: Callable[[str], WorkingDirectory], server: ObjectStore
+) -> None:
+    working, said = on("a"), list[str]()
+    with running(said, SILENT) as directory:
+        AddressCopy(working).copy()
+        del server.buckets["bucket"]["jobs/iris/owner.json"]
+        directory.events.write_text("the last\n")
+    owner = read_owner(ADDRESS)
+    assert copied_events(server) == "the last\n" and said == []
+    assert owner is not None and owner.ended
+
+
 def test_a_copy_waits_while_nobody_holds_the_address(
     on: Callable[[str], WorkingDirectory], server: ObjectStore
 ) -> None:

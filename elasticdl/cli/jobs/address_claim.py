@@ -85,7 +85,7 @@ def _at_address(spec: JobSpec, say: Say, times: OwnerTimes) -> Iterator[JobSpec]
             working.keep(replace(state, owner=owned.id))
             brought = _brought(spec, working, index, say)
             # Not before: files that are older than the copy must not replace it.
-            stack.callback(_copy_last, working, say)
+            stack.callback(_copy_last, working, owned, say)
         yield brought
 
 
@@ -159,11 +159,14 @@ def _fetch(working: WorkingDirectory, index: Index, say: Say) -> None:
     working.keep(replace(known, files=facts_of(here)))
 
 
-def _copy_last(working: WorkingDirectory, say: Say) -> None:
+def _copy_last(working: WorkingDirectory, owned: OwnedAddress, say: Say) -> None:
     """Copy the last files. Errors, and Ctrl-C meanwhile, do not change how the job ended."""
     if not working.job.spec.exists():
         return
     try:
+        with suppress(ElasticDLError):  # The copy waits longer for the store.
+            # A command that was refused may have removed our object since the last heartbeat.
+            owned.beat()
         AddressCopy(working).copy(last=True)
     except (ElasticDLError, OSError, KeyboardInterrupt) as error:
         say(
