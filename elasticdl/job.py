@@ -80,6 +80,8 @@ class JobSpec(Section):
     """
     servers_anew: bool = False
     """Whether that command has `--num-ps-pods`; as `workers_anew`."""
+    flags_digest: str = ""
+    """SHA-256 of the flags at the job's address, if that command has them as its -f; '' if not."""
     ladder_found: bool = False
     """Whether the submission found a priority ladder that the job may use."""
     generated_name: bool = False

@@ -24,10 +24,10 @@ from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.job_name import directory_in_pod, generated_name
 from elasticdl.job_sections import FIELDS, refuse_unknown, refuse_unused
+from elasticdl.jobdir.address_flags import digest_of, flags_at
 from elasticdl.jobdir.layout import JOBS, JobDirectory
 from elasticdl.jobdir.resumable import WHICH_JOB
 from elasticdl.jobdir.scale_override import as_user_scaled
-from elasticdl.storage.address import below
 
 _MORE_VARIABLES = re.compile(r",\w+=")
 """Pairs after a comma, as the original ElasticDL took them."""
@@ -62,7 +62,7 @@ def settle(request: Request, say: Callable[[str], None] = tell) -> JobSpec:
 
 def validated(request: Request) -> JobSpec:
     """Return the validated job without a generated name or directory. Raises SpecError."""
-    keys = _keys_of(request.file) if request.file else {}
+    keys, digest = _keys_of(request.file) if request.file else ({}, "")
     flags = {name.replace("-", "_"): value for name, value in request.flags.items()}
     refuse_unused(request.action, flags)
     if not request.file and "model_def" not in flags and (yaml := _flags_of_resumed(flags)):
@@ -70,8 +70,13 @@ def validated(request: Request) -> JobSpec:
             "--resume does not read the job's flags",
             hint=f"they are in {yaml}: add -f {yaml}",
         )
-    return JobSpec.from_flags(request.action, {**keys, **flags}).replace(
-        workers_anew="num_workers" in flags, servers_anew="num_ps_pods" in flags
+    spec = JobSpec.from_flags(request.action, {**keys, **flags})
+    place = spec.cluster.job_dir
+    of_the_job = is_address(place) and request.file == flags_at(place)
+    return spec.replace(
+        workers_anew="num_workers" in flags,
+        servers_anew="num_ps_pods" in flags,
+        flags_digest=digest if of_the_job else "",
     )
 
 
@@ -81,14 +86,16 @@ def _flags_of_resumed(flags: Mapping[str, Any]) -> str | None:
     if not flags.get("resume") or not (name or place):
         return None
     if is_address(str(place)):
-        return below(str(place), "job.yaml")
+        return flags_at(str(place))
     yaml = JobDirectory(Path(place) if place else JOBS / str(name)).yaml
     return str(yaml) if yaml.exists() else None
 
 
-def _keys_of(file: str) -> dict[str, Any]:
+def _keys_of(file: str) -> tuple[dict[str, Any], str]:
+    """Return what is in a file of flags, and its digest if it is at an address."""
     from elasticdl.yaml_documents import parse_yaml, read_yaml
 
+    digest = ""
     try:
         path_or_address(file)
     except ValueError as error:
@@ -101,7 +108,7 @@ def _keys_of(file: str) -> dict[str, Any]:
             data = store_of(file, STARTING).read(file, STARTING)
         except Absent as error:
             raise SpecError(f"-f: {error.message}", hint=error.hint) from error
-        content = parse_yaml(data, file)
+        content, digest = parse_yaml(data, file), digest_of(data)
     else:
         content = read_yaml(Path(file))
     try:
@@ -114,7 +121,7 @@ def _keys_of(file: str) -> dict[str, Any]:
         if name in keys:
             raise SpecError(f"{file}: duplicate key {key!r}", hint="`-` and `_` mean the same")
         keys[name] = value
-    return keys
+    return keys, digest
 
 
 def _on_this_machine(spec: JobSpec, say: Callable[[str], None]) -> JobSpec:

@@ -3,9 +3,9 @@
 A store without conditional writes has no locks. A command that finds the heartbeat of another one
 refuses the address. Of two that begin at the same time, the one that wrote first notices that after
 its first write, or at its next heartbeat. It then copies nothing more while the other one is the
-owner. The other one may be refused and remove its object: the first one then writes its own again, if
-the copy is still of its files. "The same time" may be some seconds: a first write is repeated for up
-to 15 s.
+owner. The other one may be refused and remove its object. The first one then writes its own again,
+if the copy is still of its files. "The same time" may be some seconds: a first write is repeated
+for up to 15 s.
 """
 
 from __future__ import annotations

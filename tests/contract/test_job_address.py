@@ -625,24 +625,25 @@ def test_a_working_directory_on_another_machine_or_without_a_lock_waits_for_the_
     assert any("waiting" in one for one in said)
 
 
-def test_flags_that_another_command_changes_during_the_wait_are_read_again(
-    server: ObjectStore, on: Callable[[str], WorkingDirectory]
+@pytest.mark.parametrize("source", ["its own flags", "other flags"])
+def test_flags_of_the_job_that_another_command_changes_meanwhile_are_read_again(
+    source: str, server: ObjectStore, on: Callable[[str], WorkingDirectory]
 ) -> None:
     on("a")
-    with running(num_epochs=1):
-        owner = server.get("jobs/iris/owner.json")
-    server.put("jobs/iris/owner.json", owner.replace(b'"ended": true', b'"ended": false'))
-
-    def changes(text: str) -> None:
-        assert "waiting" in text
-        server.put("jobs/iris/job.yaml", b"num_epochs: 2\n")
-
-    on("b")
-    place = claimed_place(job(resume=True), changes, QUICK)
-    with pytest.raises(SpecError, match=r"changed s3://bucket/jobs/iris/job\.yaml"), place:
+    with running(num_epochs=4):
         pass
-    with running(resume=True):
-        assert keys(server)
+    given = Request(Action.TRAIN, {"resume": True}, f"{ADDRESS}/job.yaml")
+    spec = settle(given) if source == "its own flags" else job(resume=True, num_epochs=3)
+    changed = server.get("jobs/iris/job.yaml").replace(b"num_epochs: 4", b"num_epochs: 2")
+    server.put("jobs/iris/job.yaml", changed)
+    on("b")
+    if source == "its own flags":
+        match = r"changed s3://bucket/jobs/iris/job\.yaml"
+        with pytest.raises(SpecError, match=match), claimed_place(spec, print, QUICK):
+            pass
+        spec = settle(given)
+    with claimed_place(spec, print, QUICK) as (claimed, _):
+        assert claimed.flags()["num_epochs"] == (2 if source == "its own flags" else 3)
 
 
 def test_the_page_of_a_copy_has_its_logs_though_a_newer_copy_comes_meanwhile(

@@ -96,7 +96,7 @@ def test_only_a_server_that_stays_and_never_answers_is_an_error_in_the_log(
     async def story() -> None:
         server = registry().attach(ps(0), "here")
 
-        async def fails(_control: object) -> None:
+        async def fails(_control: object) -> int:
             tries.append(0)
             if is_gone and len(tries) == 2:
                 asyncio.get_running_loop().call_soon(server.gone.set)

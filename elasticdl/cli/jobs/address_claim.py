@@ -23,17 +23,16 @@ from elasticdl.flag import is_address
 from elasticdl.job import JobSpec
 from elasticdl.job_name import next_name
 from elasticdl.jobdir.address_copy import AddressCopy, Index, continues, facts_of, fetch, read_index
+from elasticdl.jobdir.address_flags import digest_of, flags_at
 from elasticdl.jobdir.address_owner import TIMES, AddressLost, OwnedAddress, OwnerTimes
 from elasticdl.jobdir.layout import JobDirectory, read_json
 from elasticdl.jobdir.resumable import WHICH_JOB, refuse_resume
 from elasticdl.jobdir.scale_override import as_user_scaled
 from elasticdl.jobdir.working_directory import WorkingDirectory
 from elasticdl.private_file import make_private
-from elasticdl.storage.address import below
 from elasticdl.storage.attempts import Absent, Limits
 from elasticdl.storage.store import store_of
 
-_FLAGS = JobDirectory(Path()).yaml.name
 Say = Callable[[str], None]
 
 
@@ -72,16 +71,11 @@ def _at_address(spec: JobSpec, say: Say, times: OwnerTimes) -> Iterator[JobSpec]
             _refuse_if_used(spec, working, times.limits)
             state = working.state()
             ended = state.id if is_locked else ""
-            flags = _flags_at(working, spec, times.limits)
             owned = OwnedAddress.take(working.address, state.id, say, times, ended=ended)
             stack.callback(_release, working, owned, say)
             # Read again: its owner may have written until its end.
             index = _refuse_if_used(spec, working, times.limits)
-            if _flags_at(working, spec, times.limits) != flags:
-                raise SpecError(
-                    f"another command has changed {below(working.address, _FLAGS)} meanwhile",
-                    hint="run this command again: it reads the flags again",
-                )
+            _refuse_changed_flags(spec, times.limits)
             working.keep(replace(state, owner=owned.id))
             brought = _brought(spec, working, index, say)
             # Not before: files that are older than the copy must not replace it.
@@ -117,13 +111,18 @@ def _refuse_if_used(spec: JobSpec, working: WorkingDirectory, limits: Limits) ->
     return index
 
 
-def _flags_at(working: WorkingDirectory, spec: JobSpec, limits: Limits) -> bytes | None:
-    """Return the flags of the job to resume, as they are at the address now; None without any."""
-    place = below(working.address, _FLAGS)
+def _refuse_changed_flags(spec: JobSpec, limits: Limits) -> None:
+    """Raise SpecError if the job's -f was at its address, and is another one by now."""
+    if not spec.flags_digest:
+        return
+    place, digest = flags_at(spec.cluster.job_dir), ""
     with suppress(Absent):
-        if spec.checkpoint.resume:
-            return store_of(place, limits).read(place, limits)
-    return None
+        digest = digest_of(store_of(place, limits).read(place, limits))
+    if digest != spec.flags_digest:
+        raise SpecError(
+            f"another command has changed {place} meanwhile",
+            hint="run this command again: it reads the flags again",
+        )
 
 
 def _brought(spec: JobSpec, working: WorkingDirectory, index: Index | None, say: Say) -> JobSpec:
