@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, final
 
 from elasticdl.cli.jobs.directory_record import record_of, snapshot_of
@@ -20,6 +21,7 @@ from elasticdl.cli.jobs.job import (
     LogRequest,
     Report,
 )
+from elasticdl.cluster.local.supervisor.end_signals import asking_to_end, wake
 from elasticdl.cluster.logs.log_files import LogFollower, last_lines, log_files, log_sizes
 from elasticdl.errors import ElasticDLError, NoSuchJob, PermanentError, TransientError
 from elasticdl.history.lines import began_at
@@ -39,11 +41,8 @@ CALL_S = 5.0
 _LOOK_EVERY_S = 0.25
 RESTART_S = 15.0
 """Time limit for a master that restarts, of requests that only a master can fulfil."""
-_BETWEEN_SIGNALS_S, _ENDS_WITHIN_S = 0.3, 15.0
-"""Two signals at once count as one; a master needs time to end its processes and record.
-
-The supervisor kills a master that hangs after less.
-"""
+_ENDS_WITHIN_S = 15.0
+"""Time for a supervisor, which kills a master that hangs after less."""
 
 
 class MasterRestarts(TransientError):
@@ -110,13 +109,12 @@ class DirectoryJob:
         and is killed itself if it stands still.
         """
         supervisor = self._supervisor()
-        self._wake_master()
-        self._signal(supervisor, signal.SIGCONT)
+        send = partial(self._signal, supervisor)
+        wake(self.directory, send)
         with suppress(ElasticDLError):  # only so that it can record who ended it
             self._stop(reason, restart_s=0.0)
-        self._signal(supervisor, signal.SIGTERM)
-        time.sleep(_BETWEEN_SIGNALS_S)
-        self._signal(supervisor, signal.SIGTERM)
+        for pause_s in asking_to_end(send):
+            time.sleep(pause_s)
         end_s = time.monotonic() + _ENDS_WITHIN_S
         while supervisor.runs(self.directory):
             if time.monotonic() > end_s:
@@ -135,13 +133,6 @@ class DirectoryJob:
             self._where()  # It says more: the job runs on a cluster, or how it ended.
             raise self._not_running()
         return supervisor
-
-    def _wake_master(self) -> None:
-        """Have a stopped (SIGSTOP) master go on, so that it can end in order."""
-        master = read_master(self.directory)
-        if master is not None and master.token and master.runs(self.directory):
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(master.pid, signal.SIGCONT)
 
     def _signal(self, supervisor: SupervisorFile, number: signal.Signals) -> None:
         """Send a signal to the job's supervisor, unless it has ended."""

@@ -13,13 +13,13 @@ from typing import Final, Self, final
 
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.cluster.local.parent_death import PARENT_PID_VARIABLE
+from elasticdl.cluster.local.supervisor.end_signals import asking_to_end, wake
 from elasticdl.cluster.local.supervisor.process_end import end_of
 from elasticdl.cluster.logs.log_files import log_path
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.private_file import make_private, private
 
 MASTER: Final = ProcessName(Role.MASTER, 0)
-_BETWEEN_SIGNALS_S: Final = 0.3
 _RECORD_S: Final = 5.0
 """Time for a master to end all processes and to record that, after a second request."""
 _DEATH_S: Final = 5.0
@@ -33,8 +33,8 @@ class SupervisorProcess:
     Use it from the event loop of that thread.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
+    def __init__(self, process: subprocess.Popen[bytes], directory: JobDirectory) -> None:
+        self._process, self._directory = process, directory
         self._ended = asyncio.ensure_future(end_of(process.pid))
 
     @classmethod
@@ -68,7 +68,7 @@ class SupervisorProcess:
                 stderr=output,
                 start_new_session=True,
             )
-        return cls(process)
+        return cls(process, directory)
 
     async def wait(self) -> int:
         """Return its exit code, or the negative signal, as Popen does.
@@ -86,10 +86,10 @@ class SupervisorProcess:
 
     async def end(self) -> None:
         """Have the master end the job at once and record how it stood; kill all that is left."""
-        for _ in range(2):
-            # The request to stop before this may not have been a signal; two at once count as one.
-            self._signal(signal.SIGTERM)
-            await asyncio.wait([self._ended], timeout=_BETWEEN_SIGNALS_S)
+        wake(self._directory, self._signal)
+        # Twice: the request to stop before this may not have been a signal.
+        for pause_s in asking_to_end(self._signal):
+            await asyncio.wait([self._ended], timeout=pause_s)
         await asyncio.wait([self._ended], timeout=_RECORD_S)
         await self.close()
 
