@@ -1,8 +1,9 @@
 """A master that does as it is told: the real wire and the real files, no job. Run as a script.
 
-The script is the job's name: `finishes`, `fails`, `drains` (until it is stopped), `hangs` (and
-heeds no stop), `dies`, `silent` (ends without a word), `returns` (as `drains`, but after a kill it
-listens only when there is a file `go`).
+The script is the job's name: `finishes`, `fails`, `drains` (until it is stopped), `hangs` (heeds no
+stop, and ends at the second signal), `deaf` (heeds no signal either), `dies`, `silent` (ends
+without a word), `returns` (as `drains`, but after a kill it listens only when there is a file
+`go`).
 """
 
 from __future__ import annotations
@@ -158,9 +159,17 @@ def main() -> int:
         until("the test lets it go on", (directory / "go").exists)
     asked_to_stop = threading.Event()
     proof = proof_to_master(token)
-    scripted = Scripted(directory, asked_to_stop, script == "hangs")
+    needed = {"hangs": 2, "deaf": sys.maxsize}.get(script, 1)
+    scripted = Scripted(directory, asked_to_stop, needed > 1)
     served = ServedCalls(scripted, lambda caller: proof)
-    signal.signal(signal.SIGTERM, lambda *_: asked_to_stop.set())
+    signals: list[int] = []
+
+    def caught(number: int, _frame: object) -> None:
+        signals.append(number)
+        if len(signals) >= needed:
+            asked_to_stop.set()
+
+    signal.signal(signal.SIGTERM, caught)
     threading.Thread(target=hear_supervisor, daemon=True).start()
     with (directory / "events.jsonl").open("a") as events:
         events.write(

@@ -298,7 +298,19 @@ def test_a_second_ctrl_c_ends_everything_at_once(elasticdl: Commands) -> None:
     assert "interrupt again to end it at once" in errors
     # What the master recorded last, and not what was saved some seconds before.
     assert "Stopped: by the test\n" in errors and "trained 50" in output
+    assert f"elasticdl train -f {elasticdl.directory / 'jobs/hangs/job.yaml'} --resume\n" in errors
     assert gone(where["pid"])
+
+
+def test_a_second_ctrl_c_ends_a_master_that_hears_no_signal(elasticdl: Commands) -> None:
+    process = elasticdl.train("deaf")
+    where = elasticdl.master("deaf")
+    process.send_signal(signal.SIGINT)
+    until("the stop is asked for", lambda: elasticdl.asked("deaf"))
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60.0)
+    assert process.returncode == 130 and "no checkpoint exists" in errors
+    assert not job_processes(elasticdl.directory / "jobs/deaf") and gone(where["pid"])
 
 
 @pytest.fixture
