@@ -1,7 +1,7 @@
 """Update rules in NumPy, in float32 or float64.
 
-They give the same bits as elasticdl/embedding/native/optimizer_kernels.h (a power other than a root:
-within rounding).
+They give the same bits as elasticdl/embedding/native/optimizer_kernels.h (a power other than a
+root: within rounding).
 
 Source of the formulae and of their order of operations: Keras 3, keras/src/optimizers/
 {base_optimizer,sgd,adam,adagrad,ftrl}.py.
