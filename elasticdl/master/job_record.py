@@ -44,6 +44,7 @@ class JobRecord:
         self._what = f"{spec.action} {spec.model.model_def}"
         self._job_dir = spec.cluster.job_dir
         self._copies: DirectoryCopy | None = None
+        self._has_ended = False
         self.event_log = EventLog(directory.events, clock.wall_s())
         self._heard_s = max(self.event_log.last_s, last_seen_s(directory))
         """When an earlier master last gave a sign of life, in seconds of the job."""
@@ -55,7 +56,7 @@ class JobRecord:
         )
 
     def start_copies(self, announce: Callable[[Announce], None]) -> None:
-        """Start to copy the files of a job at an address; `announce` tells of errors.
+        """Start to copy the files of a job at an address; `announce` tells of errors until `ends`.
 
         Call it on the event loop, once the job has begun.
         """
@@ -63,7 +64,11 @@ class JobRecord:
             # It takes pyarrow, which a job without addresses does not need.
             from elasticdl.master.directory_copy import DirectoryCopy
 
-            self._copies = DirectoryCopy(self._job_dir, announce)
+            def tell(event: Announce) -> None:
+                if not self._has_ended:
+                    announce(event)
+
+            self._copies = DirectoryCopy(self._job_dir, tell)
             self._copies.start()
 
     def away_s(self, at_s: float) -> float:
@@ -126,9 +131,10 @@ class JobRecord:
             {"kind": "job", "text": text, "level": level, "details": details},
         )
         self.event_log.close()
+        self._has_ended = True
 
     def close(self) -> None:
-        """Close the files; `ends` may still follow. Waits at most 40 s for an object store."""
+        """Close the files. Waits at most 40 s for an object store."""
         self.metrics.close()
         self.event_log.close()
         if self._copies is not None:

@@ -93,6 +93,8 @@ async def _finish(master: Master, environment: MasterEnvironment, platform: Plat
         leave_outcome(environment.directory, outcome, status)
         if status is not None:
             leave_report(environment.directory, lambda: master.snapshot(outcome, status))
+        # Only now: it may wait for a store, and a master that is ended at once is soon killed.
+        await asyncio.to_thread(master.record.close)
         if platform.has_next:
             tell_story(master.record.event_log)
         version = status.version if status is not None else 0
@@ -100,6 +102,7 @@ async def _finish(master: Master, environment: MasterEnvironment, platform: Plat
         await platform.tell(outcome)
         await asyncio.gather(*(one.end(outcome, version) for one in master.trackers))
     else:
+        await asyncio.to_thread(master.record.close)
         await asyncio.gather(*(one.close() for one in master.trackers))
     return finish
 

@@ -221,7 +221,7 @@ class Master:
         """Run from the first event to the last command.
 
         Every process is gone when it returns, unless it `has_left`. After an error, local processes
-        end with the job.
+        end with the job. The record stays open.
         """
         environment, directory = self._environment, self._environment.directory
         try:
@@ -248,8 +248,6 @@ class Master:
             await self._calls.server.close()
             if self._journal is not None:
                 await self._journal.aclose()
-            # It may wait for a store, while the Lease has to be renewed.
-            await asyncio.to_thread(self.record.close)
             directory.master.unlink(missing_ok=True)
 
     def _open_journal(self) -> MasterJournal:

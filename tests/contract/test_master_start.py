@@ -13,16 +13,20 @@ from typing import Any, cast
 
 import pytest
 
-from elasticdl.jobdir.layout import JobDirectory
+from elasticdl.errors import ExitCode
+from elasticdl.jobdir.layout import JobDirectory, read_json
 from elasticdl.master import lifecycle
 from elasticdl.master.call_port import CallPort
+from elasticdl.master.core.commands import FinishJob
 from elasticdl.master.core.job_context import Limits
 from elasticdl.master.core.state import JobState
+from elasticdl.master.job_record import JobRecord
 from elasticdl.master.journal import files
 from elasticdl.master.journal.files import Header
 from elasticdl.master.journal.recovery import Recovery
 from elasticdl.master.journal.rules import worth_keeping
 from elasticdl.master.journal.writer import JournalFile, JournalLimits
+from elasticdl.master.platform.local import LocalPlatform
 from elasticdl.master.platform.platform import MasterEnvironment, Platform
 from elasticdl.rpc.call_frames import GREETING, REPLY, TERM, TERM_NUMBER
 from elasticdl.tokens import run_name
@@ -192,3 +196,28 @@ def test_a_start_that_fails_leaves_no_open_port(
         assert await is_closed(ports[0])
 
     asyncio.run(story())
+
+
+def test_the_outcome_is_recorded_before_the_master_waits_for_a_store(
+    left: Left, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A master that is ended at once is killed some seconds later."""
+    closed, before = JobRecord.close, list[object]()
+    environment, directory = left.environment, left.environment.directory
+
+    def waits(record: JobRecord) -> None:
+        before.append(read_json(directory.status)["exit_code"])
+        closed(record)
+
+    async def ended(*_: object) -> FinishJob:
+        return FinishJob(ExitCode.INTERRUPTED, "ended at once by a second signal")
+
+    async def story() -> None:
+        platform = LocalPlatform()
+        master = lifecycle.Master(environment, SPEC, platform, CallPort.of(environment))
+        await lifecycle._finish(master, environment, platform)
+
+    monkeypatch.setattr(JobRecord, "close", waits)
+    monkeypatch.setattr(lifecycle, "_run", ended)
+    asyncio.run(story())
+    assert before == [ExitCode.INTERRUPTED]

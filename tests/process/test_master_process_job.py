@@ -410,7 +410,10 @@ def test_a_second_signal_ends_the_job_at_once(start: Callable[..., Running]) -> 
     job.process.send_signal(signal.SIGINT)
     assert job.finish(20) == ExitCode.INTERRUPTED
     assert not job.pids("")
-    assert job.json("status.json")["exit_code"] == ExitCode.INTERRUPTED
+    status = job.json("status.json")
+    assert status["exit_code"] == ExitCode.INTERRUPTED
+    assert status["message"].endswith(", and ended at once by a second signal")
+    assert (job.directory / "receipt.json").exists()
 
 
 def test_no_process_outlives_a_supervisor_that_is_killed(start: Callable[..., Running]) -> None:
