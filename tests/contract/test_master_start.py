@@ -26,6 +26,7 @@ from elasticdl.master.journal.files import Header
 from elasticdl.master.journal.recovery import Recovery
 from elasticdl.master.journal.rules import worth_keeping
 from elasticdl.master.journal.writer import JournalFile, JournalLimits
+from elasticdl.master.master import Master
 from elasticdl.master.platform.local import LocalPlatform
 from elasticdl.master.platform.platform import MasterEnvironment, Platform
 from elasticdl.rpc.call_frames import GREETING, REPLY, TERM, TERM_NUMBER
@@ -214,7 +215,7 @@ def test_the_outcome_is_recorded_before_the_master_waits_for_a_store(
 
     async def story() -> None:
         platform = LocalPlatform()
-        master = lifecycle.Master(environment, SPEC, platform, CallPort.of(environment))
+        master = Master(environment, SPEC, platform, CallPort.of(environment))
         await lifecycle._finish(master, environment, platform)
 
     monkeypatch.setattr(JobRecord, "close", waits)

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -112,14 +113,14 @@ def page_for(token: str) -> int:
     return page.server_address[1]
 
 
-def hear_supervisor() -> None:
-    """Handle the signals that the supervisor passes on, as a master does."""
+def hear_supervisor(caught: Callable[[int, object], object]) -> None:
+    """Handle the signals that the supervisor passes on. Two at once count as two here."""
     parser = FrameParser()
     with socket.socket(fileno=os.dup(0)) as supervisor:
         while read(supervisor, parser):
             while received := parser.next():
                 if number := received.message.get("signal"):
-                    os.kill(os.getpid(), number)
+                    caught(number, None)
 
 
 def leave(directory: Path, code: int, message: str, hint: str = "") -> int:
@@ -170,7 +171,7 @@ def main() -> int:
             asked_to_stop.set()
 
     signal.signal(signal.SIGTERM, caught)
-    threading.Thread(target=hear_supervisor, daemon=True).start()
+    threading.Thread(target=hear_supervisor, args=(caught,), daemon=True).start()
     with (directory / "events.jsonl").open("a") as events:
         events.write(
             json.dumps(
