@@ -5,8 +5,12 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 from elasticdl.cluster.local.supervisor.end_signals import asking_to_end, wake
 from elasticdl.jobdir.layout import JobDirectory
+
+pytestmark = pytest.mark.core
 
 
 def test_the_supervisor_is_woken_and_then_asked_twice_with_a_pause_after_each(
