@@ -137,8 +137,9 @@ def refuse_secrets(envs: Mapping[str, str]) -> Mapping[str, str]:
         if _SECRETS.fullmatch(name) or in_address:
             raise ValueError(
                 f"{name} {'contains' if in_address else 'is'} a secret, which the job's files would"
-                " show; set it in the environment of the command, or mount a file and name its"
-                " path, such as AWS_SHARED_CREDENTIALS_FILE"
+                " show; set it in the environment of the command, or on a cluster put a file into a"
+                " Secret, mount that with --volume and name the file's path, such as"
+                " AWS_SHARED_CREDENTIALS_FILE"
             )
     return envs
 

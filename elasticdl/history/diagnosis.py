@@ -310,7 +310,7 @@ class Story:
                     in ("evaluating", "checkpointing", "exporting", "ending")
                 ):
                     self._workers_recovered(event, OTHERS)
-                what = f"{'the preflight' if before == 'starting' else before} took"
+                what = f"{'the check of model and data' if before == 'starting' else before} took"
                 if before == "working" and not self._worked and not self._compacted:
                     what = "no progress in"
                 took = f" ({what} {spoken(before_s)})" if before_s >= SLOW_S else ""

@@ -94,7 +94,7 @@ def test_another_scale_a_checkpoint_and_a_worker_are_refused_during_the_prefligh
     bench: type[Bench],
 ) -> None:
     job = started(bench, job_dir="j", checkpoint_steps=2)
-    assert "the preflight is running" in job.state.why_not_scale(1, 2)
+    assert "model and data are being checked" in job.state.why_not_scale(1, 2)
     assert "the job has not begun" in job.state.why_not_checkpoint()
     assert "is not a process of this job" in job.state.why_not_replace(job.worker(0))
     assert not job.state.may_attach(job.worker(0))

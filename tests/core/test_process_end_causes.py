@@ -388,7 +388,7 @@ def test_being_placed_takes_a_moment_that_is_no_wait(bench: type[Bench]) -> None
     assert told(job) == []
     job.tick(2)
     assert told(job) == [
-        "0 of 1 parameter servers scheduled; the cluster has not reported it yet; "
+        "0 of 1 parameter servers scheduled; it has not started yet; "
         "0 of 2 workers scheduled; node n1 is preparing it (and 1 other reason)"
     ]
 

@@ -496,7 +496,7 @@ def test_whoever_asks_is_told_what_the_check_is_at_by_the_master_that_the_job_wi
     pod.until("the status says it", lambda: client.status().message == text)
     status = client.status()
     assert (status.phase, status.waiting, status.processes) == ("starting", (text,), ())
-    with pytest.raises(ElasticDLError, match="the preflight is running"):
+    with pytest.raises(ElasticDLError, match="model and data are being checked"):
         client.scale(1, 2)
     with pytest.raises(ElasticDLError, match="cannot take a checkpoint"):
         client.checkpoint()

@@ -115,7 +115,7 @@ class PendingProcesses:
         ]
         if period.since_s is None:
             looked_s = period.since_s = min((one.ordered_s for one in waiting), default=now_s)
-        for reason in dict.fromkeys(map(_reason, waiting)) or (self._scaling.waiting_turn(),):
+        for reason in dict.fromkeys(map(self._reason, waiting)) or (self._scaling.waiting_turn(),):
             period.reasons.add(reason, now_s - looked_s)
 
     def _details(self, step: EventKind) -> dict[str, Value]:
@@ -134,7 +134,7 @@ class PendingProcesses:
             # It is asked at every tick, with up to ten thousand workers.
             return ""
         processes = self._processes(role)
-        waiting = Counter(_reason(process) for process in processes if self._waits(process))
+        waiting = Counter(self._reason(process) for process in processes if self._waits(process))
         if not waiting:
             return ""
         # A running process has its node, whether or not it has attached.
@@ -152,6 +152,14 @@ class PendingProcesses:
         servers = (self._context.processes.server(index) for index in indices)
         return [server for server in servers if server is not None]
 
+    def _reason(self, process: Process) -> str:
+        if process.message:
+            return process.message
+        if self._context.spec.on_kubernetes:
+            return "the cluster has not reported it yet"
+        imports = process.name.role is Role.WORKER
+        return "TensorFlow is imported first" if imports else "it has not started yet"
+
     def _waits(self, process: Process) -> bool:
         if process.life is Life.REFUSED or (process.life is Life.REQUESTED and process.refusals):
             return True
@@ -159,7 +167,3 @@ class PendingProcesses:
             process.life in (Life.REQUESTED, Life.PENDING)
             and self._context.now_s - process.ordered_s >= _SETTLE_S
         )
-
-
-def _reason(process: Process) -> str:
-    return process.message or "the cluster has not reported it yet"

@@ -72,7 +72,9 @@ class Scaling:
     def why_not_scale(self, low: int, high: int) -> str:
         """Why a person cannot change the number of workers to low:high; '' if they can."""
         if self._context.phase is Phase.STARTING:
-            return "the job has not begun: the preflight is running"
+            return (
+                "the job has not begun: model and data are being checked; try again when it trains"
+            )
         return self._why_not(low, high)
 
     def _why_not(self, low: int, high: int) -> str:
