@@ -22,7 +22,7 @@ from elasticdl.checkpoint import store
 from elasticdl.checkpoint.layout import MANIFEST, VERSION_PREFIX, directory_name
 from elasticdl.checkpoint.manifest import Manifest, PartFile, name_when_written, parse_manifest
 from elasticdl.checkpoint.part import Part, header_of
-from elasticdl.errors import Corrupted, UserError
+from elasticdl.errors import Corrupted, TransientError, UserError
 from elasticdl.native import _native
 from elasticdl.storage import folders
 from elasticdl.storage.address import below
@@ -238,6 +238,29 @@ def verify_part(address: str, version: int, part: PartFile) -> None:
         raise Corrupted(error.message) from error
     if (actual := f"crc32c:{crc:08x}") != part.checksum:
         raise Corrupted(f"{place} has checksum {actual}, expected {part.checksum}")
+
+
+class FileLost(TransientError):
+    """A checkpoint is not complete: the store lacks a file of it, or has only a part of the file."""
+
+
+def require_files(address: str, whole: Manifest) -> None:
+    """Raise FileLost if a file of a checkpoint, or of its links, is missing or has another size.
+
+    A master that was paused, or another job, may have removed it, or a lifecycle rule of the
+    bucket. Also raises UserError, TransientError.
+    """
+    there = store_of(address)
+
+    def require(part: tuple[int, PartFile]) -> None:
+        version, file = part
+        place = _place(address, version, file.name)
+        entry = there.look_at(place)
+        if entry is None or entry.size_bytes != file.bytes:
+            problem = "is gone" if entry is None else f"has {entry.size_bytes} bytes"
+            raise FileLost(f"{place} {problem}, expected {file.bytes} bytes")
+
+    _in_threads(require, [(link.version, file) for link in whole.chain for file in link.files])
 
 
 def headers(address: str, parts: Sequence[tuple[int, PartFile]]) -> list[Part]:

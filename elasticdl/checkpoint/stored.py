@@ -53,9 +53,10 @@ def upload_part(file: Path, folder: str, is_wanted: Callable[[], bool]) -> str:
 def complete(address: str, manifest: Manifest) -> str:
     """Write the manifest, after all parts: the checkpoint is there. Return its folder.
 
-    Raises UserError, TransientError.
+    Raises FileLost if the store lacks a file that the manifest names, UserError, TransientError.
     """
     folder, there = folder_of(address, manifest.version), store_of(address)
+    copies.require_files(address, manifest)
     there.write(below(folder, MANIFEST), manifest.as_json().encode())
     there.write(below(address, copies.NEWEST), json.dumps({"version": manifest.version}).encode())
     return folder

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from elasticdl.checkpoint import copies, inspection, stored
+from elasticdl.checkpoint.manifest import Manifest
 from elasticdl.cli.main import run
 from elasticdl.errors import Corrupted, ElasticDLError, ExitCode, TransientError, UserError
 from elasticdl.job import JobSpec
@@ -192,6 +193,31 @@ def test_a_store_that_is_away_for_a_moment_costs_a_while_and_a_refusal_only_that
     # What was changed since the failed one is in it, too: a delta of the first.
     newest = copies.manifest(job.take().directory)
     assert [link.version for link in newest.links] == [5]
+
+
+@pytest.mark.parametrize("lost", [5, 6], ids=["of its base", "of its own"])
+def test_a_checkpoint_without_one_of_its_files_is_not_complete_and_the_next_one_is_full(
+    lost: int, job: Job, server: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lifecycle rule, or a master that was paused and then removed old versions."""
+    job.take()
+    complete = stored.complete
+
+    def removed_before(address: str, manifest: Manifest) -> str:
+        (name,) = [one for one in names(server, lost) if one.startswith("server-1")]
+        del server.buckets["bucket"][f"{KEYS}version-{lost}/{name}"]
+        return complete(address, manifest)
+
+    job.push()
+    with monkeypatch.context() as patch:
+        patch.setattr("elasticdl.checkpoint.stored.complete", removed_before)
+        with pytest.raises(TransientError, match=rf"version-{lost}/server-1-of-2-\w+\.bin is gone"):
+            job.take()
+    assert "manifest.json" not in names(server, 6)
+    job.push()
+    newest = copies.manifest(job.take().directory)
+    assert newest.links == ()
+    copies.verify(ADDRESS, newest)
 
 
 def test_an_upload_ends_when_the_master_does_not_wait_any_longer(

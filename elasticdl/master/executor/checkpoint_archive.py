@@ -211,7 +211,7 @@ class CheckpointArchive:
         manifest, paused_s = await self._parts(command, snapshots, making)
         # If the job ends meanwhile, the thread continues. Do not remove the files that it
         # completes.
-        directory = await asyncio.to_thread(self._place.complete, making, manifest)
+        directory = await asyncio.to_thread(self._complete, making, manifest)
         self.restore_from = directory
         self._newest_taken = _Newest(command.snapshot, directory, manifest, command.hurried)
         if not (command.hurried or command.keeps):
@@ -220,6 +220,14 @@ class CheckpointArchive:
         if self._copies and not command.hurried:
             problem = await asyncio.to_thread(self._copy, Path(directory), manifest)
         return SavedCheckpoint(directory, manifest.bytes, problem, paused_s)
+
+    def _complete(self, making: str, manifest: Manifest) -> str:
+        try:
+            return self._place.complete(making, manifest)
+        except copies.FileLost:
+            # It may be a file of the base: the next checkpoint is a full one.
+            self._newest_taken = None
+            raise
 
     async def prune(self, version: int, held: Collection[str] = ()) -> None:
         """Remove checkpoints before `version`, but for the newest that are kept, and for `held`."""

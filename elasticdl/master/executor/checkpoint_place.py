@@ -40,7 +40,7 @@ class CheckpointPlace(Protocol):
     def complete(self, making: str, manifest: Manifest) -> str:
         """Add the manifest; return where the checkpoint is.
 
-        Raises UserError, TransientError; earlier checkpoints are as they were.
+        Raises FileLost, UserError, TransientError; earlier checkpoints are as they were.
         """
 
     def abandon(self, making: str) -> None:
