@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, final
 
 from elasticdl.errors import TransientError, UserError
 
@@ -56,18 +56,35 @@ STARTING = Limits(give_up_s=15.0)
 """Before a job starts, while a user waits for the answer."""
 
 
+@final
+class Progress:
+    """How far a long call has come, over all of its attempts."""
+
+    def __init__(self) -> None:
+        self._furthest = 0
+        self.at_s = time.monotonic()
+        """When it last came further than any attempt before."""
+
+    def reached(self, at: int) -> None:
+        """Count progress if no attempt has come as far."""
+        if at > self._furthest:
+            self._furthest, self.at_s = at, time.monotonic()
+
+
 def attempt(
     address: str,
     verb: str,
     call: Callable[[], T],
     limits: Limits = RUNNING,
+    progress: Progress | None = None,
 ) -> T:
     """Return what `call` returns; repeat it after OSError, with pauses that grow.
 
-    `verb` says what fails, such as "read". Raises Absent, UserError for what no repetition mends,
-    and TransientError after the limit.
+    `verb` says what fails, such as "read". The limit counts from the last `progress` that the call
+    notes, or from the beginning. Raises Absent, UserError for what no repetition mends, and
+    TransientError after the limit.
     """
-    begun_s, pause_s = time.monotonic(), limits.first_pause_s
+    progress, pause_s = progress or Progress(), limits.first_pause_s
     while True:
         try:
             return call()
@@ -75,7 +92,7 @@ def attempt(
             fatal = final_error(address, verb, error)
             if fatal is not None:
                 raise fatal from error
-            waited_s = time.monotonic() - begun_s
+            waited_s = time.monotonic() - progress.at_s
             if waited_s + pause_s > limits.give_up_s:
                 raise TransientError(
                     f"{address}: cannot {verb}, tried for {waited_s:.0f} s: {reason(error)}",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, final
 from elasticdl.errors import TransientError, UserError
 from elasticdl.private_file import private
 from elasticdl.storage.address import parse
-from elasticdl.storage.attempts import RUNNING, Absent, Limits, attempt
+from elasticdl.storage.attempts import RUNNING, Absent, Limits, Progress, attempt
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
@@ -134,8 +134,10 @@ class Store:
     ) -> None:
         """Write an object with the bytes of a file. Also raises OSError of the file.
 
-        `is_wanted` is asked between pieces of the file: no longer is a TransientError.
+        The limit counts from the last bytes that the store took. `is_wanted` is asked between
+        pieces of the file: no longer is a TransientError.
         """
+        progress = Progress()
         with file.open("rb", buffering=0) as source:
 
             def put() -> None:
@@ -147,8 +149,9 @@ class Store:
                         stream.write(chunk)
                         if source.tell() % _FLUSHED_BYTES == 0:
                             stream.flush()
+                            progress.reached(source.tell())
 
-            attempt(address, "write", put, limits)
+            attempt(address, "write", put, limits, progress)
 
     def download(self, address: str, file: Path, limits: Limits = RUNNING) -> None:
         """Write a new file with the bytes of an object. Also raises OSError of the file."""

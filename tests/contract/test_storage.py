@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -120,36 +121,70 @@ def test_writes_outlive_unavailability(server: ObjectStore, tmp_path: Path) -> N
     assert (server.get("x"), len(server.get("big"))) == (b"small", 11 << 20)
 
 
-def test_an_upload_waits_before_much_is_queued(
-    server: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """pyarrow's clients would queue a whole file of gigabytes."""
-    created, calls = Store._created, list[str]()
+def hear(monkeypatch: pytest.MonkeyPatch, call: Callable[[str], None]) -> None:
+    """Call before each write and flush of an upload, which are small."""
+    created = Store._created
 
     class Heard:
         def __init__(self, stream: Any) -> None:
             self._stream = stream
 
         def write(self, data: bytes) -> None:
-            calls.append("write")
+            call("write")
             self._stream.write(data)
 
         def flush(self) -> None:
-            calls.append("flush")
+            call("flush")
             self._stream.flush()
 
     @contextmanager
-    def spied(store: Store, address: str) -> Iterator[Heard]:
+    def heard(store: Store, address: str) -> Iterator[Heard]:
         with created(store, address) as stream:
             yield Heard(stream)
 
-    monkeypatch.setattr(Store, "_created", spied)
+    monkeypatch.setattr(Store, "_created", heard)
     monkeypatch.setattr("elasticdl.storage.store._CHUNK_BYTES", 1 << 20)
     monkeypatch.setattr("elasticdl.storage.store._FLUSHED_BYTES", 2 << 20)
+
+
+def test_an_upload_waits_before_much_is_queued(
+    server: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pyarrow's clients would queue a whole file of gigabytes."""
+    calls = list[str]()
+    hear(monkeypatch, calls.append)
     (tmp_path / "big").write_bytes(bytes(5 << 20))
     store_of("s3://bucket/x").upload(tmp_path / "big", "s3://bucket/big")
     assert calls == ["write", "write", "flush", "write", "write", "flush", "write"]
     assert server.get("big") == bytes(5 << 20)
+
+
+@pytest.mark.parametrize("comes_further", [True, False])
+def test_the_limit_of_an_upload_counts_from_the_last_bytes_that_the_store_took(
+    comes_further: bool, server: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each flush takes a minute: a fault after several is later than the limit of 90 s."""
+    now_s, flushes, faults = [0.0], list[int](), [3, 8] if comes_further else [3, 6, 9]
+
+    def call(name: str) -> None:
+        if name == "flush":
+            now_s[0] += 60.0
+            flushes.append(1)
+            if len(flushes) in faults:
+                raise ConnectionError("HTTP status 503")
+
+    hear(monkeypatch, call)
+    clock = SimpleNamespace(monotonic=lambda: now_s[0], sleep=lambda _: None)
+    monkeypatch.setattr("elasticdl.storage.attempts.time", clock)
+    (tmp_path / "big").write_bytes(bytes(11 << 20))
+    store = store_of("s3://bucket/x")
+    if comes_further:
+        store.upload(tmp_path / "big", "s3://bucket/late")
+        assert server.get("late") == bytes(11 << 20)
+    else:
+        with pytest.raises(TransientError, match="cannot write, tried for"):
+            store.upload(tmp_path / "big", "s3://bucket/late")
+        assert len(flushes) == 6
 
 
 def test_a_store_that_stays_away_is_given_up_with_its_reason(server: ObjectStore) -> None:
