@@ -11,6 +11,7 @@ those of the versions that wrote them.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable, Container, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,7 @@ from elasticdl.storage.attempts import RUNNING, STARTING, Absent, Limits
 from elasticdl.storage.store import store_of
 
 NEWEST = "newest.json"
+_LOG = logging.getLogger(__name__)
 _AT_ONCE = 8
 _CHUNK_BYTES = 8 << 20
 _NAME = re.compile(rf"{VERSION_PREFIX}(\d+)")
@@ -58,7 +60,8 @@ def upload(directory: Path, manifest: Manifest, address: str) -> None:
 def prune(address: str, keep: int, newest: int, held: Container[str] = ()) -> None:
     """Keep version `newest` and the complete ones before it, `keep` in all; 0 keeps all.
 
-    Those in the folders `held` stay, and files that one of all these needs.
+    Those in the folders `held` stay, and files that one of all these needs. If the manifest of one
+    is damaged, its files are not known, and nothing is removed.
     """
     before = [one for one in versions(address) if one <= newest] if keep > 0 else []
     if not before[keep:]:
@@ -69,10 +72,10 @@ def prune(address: str, keep: int, newest: int, held: Container[str] = ()) -> No
         if len(kept) < keep or folder in held:
             try:
                 found = manifest_if_there(folder)
-            except Corrupted:
-                # It may be replaced just now, or be of a later release.
-                kept.add(folder)
-                continue
+            except Corrupted as error:
+                # Newer checkpoints take its place among the kept ones before long.
+                _LOG.warning("removing no old checkpoints in %s: %s", address, error.message)
+                return
             if found is not None:
                 kept.add(folder)
                 whole.append(found)

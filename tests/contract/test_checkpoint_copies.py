@@ -122,14 +122,33 @@ def test_only_the_newest_copies_are_kept(server: ObjectStore, tmp_path: Path) ->
     assert not server.keys("job/checkpoints/version-2/")
 
 
-def test_a_copy_whose_manifest_cannot_be_read_is_kept_and_one_without_is_not(
+def test_a_copy_without_a_manifest_is_not_kept(server: ObjectStore, tmp_path: Path) -> None:
+    copied(tmp_path, 2, 3, 4)
+    del server.buckets["bucket"]["job/checkpoints/version-3/manifest.json"]
+    copies.prune(ADDRESS, 2, newest=4)
+    assert copies.versions(ADDRESS) == [4, 2]
+
+
+def test_nothing_is_removed_while_the_manifest_of_a_kept_delta_cannot_be_read(
     server: ObjectStore, tmp_path: Path
 ) -> None:
-    copied(tmp_path, 1, 2, 3, 4)
-    server.put("job/checkpoints/version-3/manifest.json", b'{"format": 2}')
-    del server.buckets["bucket"]["job/checkpoints/version-2/manifest.json"]
+    made = chain(tmp_path / "there")
+    for one in made:
+        copies.upload(*one, ADDRESS)
+    copied(tmp_path, 4)
+    key = "job/checkpoints/version-3/manifest.json"
+    whole = server.get(key)
+    server.put(key, b'{"format": 2}')
     copies.prune(ADDRESS, 2, newest=4)
-    assert copies.versions(ADDRESS) == [4, 3]
+    assert copies.versions(ADDRESS) == [4, 3, 2, 1]
+    server.put(key, whole)
+    copies.prune(ADDRESS, 2, newest=4)
+    assert not server.keys("job/checkpoints/version-1/manifest.json")
+    copies.verify(ADDRESS, made[-1][1])
+    server.put(key, b'{"format": 2}')
+    copied(tmp_path, 5)
+    copies.prune(ADDRESS, 2, newest=5)
+    assert copies.versions(ADDRESS) == [5, 4]
 
 
 def chain(there: Path) -> list[tuple[Path, Manifest]]:
