@@ -37,13 +37,17 @@ class Stored:
 
 @dataclass
 class Faults:
-    """What goes wrong now; each counter is used up by that many requests."""
+    """What goes wrong now; each counter is used up by that many requests.
+
+    Nobody may write objects whose keys end with `read_only`, unless it is ''.
+    """
 
     latency_s: float = 0.0
     unavailable: int = 0
     torn: int = 0
     silent: int = 0
     down: bool = False
+    read_only: str = ""
 
 
 @dataclass
@@ -131,6 +135,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.store.faults.down or self.store.take("unavailable"):
             self._error(503, "ServiceUnavailable")
         elif f"Credential={KEY}/" not in self.headers.get("Authorization", ""):
+            self._error(403, "AccessDenied")
+        elif self.command == "PUT" and (end := self.store.faults.read_only) and key.endswith(end):
             self._error(403, "AccessDenied")
         elif bucket not in self.store.buckets:
             self._error(404, "NoSuchBucket")

@@ -8,6 +8,7 @@ What no manifest names does not count, and is removed with the versions before t
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,11 +19,13 @@ from tempfile import TemporaryDirectory
 from elasticdl.checkpoint import copies
 from elasticdl.checkpoint.layout import MANIFEST, directory_name
 from elasticdl.checkpoint.manifest import Manifest
-from elasticdl.errors import Corrupted
+from elasticdl.errors import Corrupted, ElasticDLError
 from elasticdl.flag import is_address
 from elasticdl.storage.address import below
 from elasticdl.storage.attempts import RUNNING
 from elasticdl.storage.store import store_of
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,12 @@ def complete(address: str, manifest: Manifest) -> str:
     folder, there = folder_of(address, manifest.version), store_of(address)
     copies.require_files(address, manifest)
     there.write(below(folder, MANIFEST), manifest.as_json().encode())
-    there.write(below(address, copies.NEWEST), json.dumps({"version": manifest.version}).encode())
+    try:
+        newest = json.dumps({"version": manifest.version}).encode()
+        there.write(below(address, copies.NEWEST), newest)
+    except ElasticDLError as error:
+        # It only helps if a listing is late: the manifest counts.
+        _LOG.warning("%s", error.message)
     return folder
 
 

@@ -156,6 +156,22 @@ def test_the_manifest_comes_after_all_parts_and_no_server_writes_it(
     assert all(name.startswith("server-") for name in sent[:-2]) and len(sent) == 4
 
 
+def test_a_checkpoint_counts_though_the_object_that_names_the_newest_cannot_be_written(
+    job: Job, server: ObjectStore
+) -> None:
+    server.faults.read_only = copies.NEWEST
+    try:
+        there = job.take().directory
+        job.push()
+        newest = copies.manifest(job.take().directory)
+    finally:
+        server.faults.read_only = ""
+    assert not server.keys(f"{KEYS}{copies.NEWEST}")
+    assert there == f"{ADDRESS}/version-5" and [link.version for link in newest.links] == [5]
+    found = stored.newest(ADDRESS)
+    assert found is not None and found.manifest == newest
+
+
 def test_a_version_that_is_written_again_replaces_nothing_before_its_manifest(
     job: Job, monkeypatch: pytest.MonkeyPatch, open_stage: Callable[[int], Stage]
 ) -> None:
