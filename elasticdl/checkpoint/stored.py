@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from elasticdl.checkpoint import copies
 from elasticdl.checkpoint.layout import MANIFEST, directory_name
 from elasticdl.checkpoint.manifest import Manifest
-from elasticdl.errors import Corrupted, ElasticDLError
+from elasticdl.errors import Corrupted, ElasticDLError, TransientError
 from elasticdl.flag import is_address
 from elasticdl.storage.address import below
 from elasticdl.storage.attempts import RUNNING
@@ -46,10 +46,13 @@ def upload_part(file: Path, folder: str, is_wanted: Callable[[], bool]) -> str:
     """Upload a file of a checkpoint that is being made; return its name there, which is new.
 
     `is_wanted` is asked between pieces of the file. Raises UserError, TransientError, also if
-    nobody wants the file any longer, and OSError of the file.
+    nobody wants the file any longer, or if it cannot be read.
     """
     name = f"{file.stem}-{secrets.token_hex(6)}{file.suffix}"
-    store_of(folder).upload(file, below(folder, name), is_wanted=is_wanted)
+    try:
+        store_of(folder).upload(file, below(folder, name), is_wanted=is_wanted)
+    except OSError as error:
+        raise TransientError(f"cannot read {file}: {error.strerror or error}") from error
     return name
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ from elasticdl.checkpoint import copies, store
 from elasticdl.checkpoint.layout import MANIFEST
 from elasticdl.checkpoint.manifest import Manifest, PartFile
 from elasticdl.checkpoint.part import Part, read_header
-from elasticdl.errors import Corrupted
+from elasticdl.errors import Corrupted, ElasticDLError, PermanentError, TransientError
 from elasticdl.flag import is_address
 from elasticdl.ps.saving import ServerPart
 from elasticdl.ps.scratch import temporary
@@ -19,7 +20,7 @@ from elasticdl.ps.scratch import temporary
 
 class CheckpointFiles(Protocol):
     """One checkpoint. Its methods raise Corrupted with the file's name, and OSError of a directory
-    or UserError and TransientError of a store.
+    or UserError and TransientError of a store, and PermanentError without room to fetch a file.
     """
 
     @property
@@ -97,12 +98,27 @@ class StoredFiles:
     @contextmanager
     def verified(self, file: PartFile) -> Iterator[Path]:
         with temporary(self._place.scratch) as folder:
-            copies.fetch_part(self._address, self._written_by[file.name], file, folder)
+            try:
+                copies.fetch_part(self._address, self._written_by[file.name], file, folder)
+            except OSError as error:
+                raise _not_fetched(file, self._place.scratch, error) from error
             yield folder / file.name
 
     def _noted(self, whole: Manifest) -> Manifest:
         self._written_by = {file.name: link.version for link in whole.chain for file in link.files}
         return whole
+
+
+def _not_fetched(file: PartFile, scratch: Path, error: OSError) -> ElasticDLError:
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return TransientError(f"cannot write to {scratch}: {error.strerror or error}")
+    return PermanentError(
+        f"no room in {scratch} for {file.name} of {file.bytes:,} bytes",
+        hint=(
+            "free disk space, or give servers more of the node's disk, such as"
+            f" --ps-resource-request ephemeral-storage={(file.bytes >> 30) + 1}Gi"
+        ),
+    )
 
 
 def files_of(where: Path | str, place: ServerPart) -> CheckpointFiles:

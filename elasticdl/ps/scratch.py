@@ -15,11 +15,12 @@ from elasticdl.private_file import make_private
 def temporary(parent: Path) -> Iterator[Path]:
     """A directory below `parent` that is there until the block ends.
 
-    Raises TransientError if the disk cannot have it, or if the block raises OSError.
+    Raises TransientError if the disk cannot have it.
     """
     try:
         make_private(parent)
-        with tempfile.TemporaryDirectory(dir=parent) as folder:
-            yield Path(folder)
+        made = tempfile.TemporaryDirectory(dir=parent)
     except OSError as error:
         raise TransientError(f"cannot use {parent}: {error.strerror or error}") from error
+    with made as folder:
+        yield Path(folder)

@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import itertools
 import json
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from elasticdl.checkpoint import copies, inspection, stored
 from elasticdl.checkpoint.manifest import Manifest
 from elasticdl.cli.main import run
-from elasticdl.errors import Corrupted, ElasticDLError, ExitCode, TransientError, UserError
+from elasticdl.errors import (
+    Corrupted,
+    ElasticDLError,
+    ExitCode,
+    PermanentError,
+    TransientError,
+    UserError,
+)
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.job_status import CheckpointStatus, JobStatus
 from elasticdl.master.core.commands import SaveSnapshot
 from elasticdl.master.core.state import JobState
 from elasticdl.master.executor.checkpoint_archive import CheckpointArchive, SavedCheckpoint
+from elasticdl.ps.checkpoint_files import StoredFiles
 from elasticdl.ps.restoring import Restoration, restore, restore_newest_intact
 from elasticdl.ps.saving import save_at
 from elasticdl.rpc.conversation import WrittenFile
@@ -363,6 +374,49 @@ def test_the_command_line_reads_the_checkpoints_of_a_job_on_a_cluster(
     running.status = status
     assert run(["checkpoints", "list", "iris"]) == ExitCode.USAGE
     assert "--checkpoint-dir" in capsys.readouterr().err
+
+
+def test_a_server_without_room_for_a_file_says_how_much_it_needs(
+    job: Job, monkeypatch: pytest.MonkeyPatch, open_stage: Callable[[int], Stage]
+) -> None:
+    there, back = job.take().directory, open_stage(1)
+    (file, _) = copies.manifest(there).files
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("elasticdl.checkpoint.copies.fetch_part", full)
+        with pytest.raises(PermanentError, match=f"no room .* of {file.bytes:,} bytes") as refused:
+            restore_newest_intact(back.servers[0], place(back, 0), there)
+        assert "--ps-resource-request ephemeral-storage=1Gi" in refused.value.hint
+    files = StoredFiles(there, place(back, 0))
+    files.manifest()
+    with pytest.raises(OSError, match="while it is read"), files.verified(file):
+        raise OSError("while it is read")
+
+
+def test_a_server_waits_for_a_store_that_is_away_and_takes_no_older_checkpoint(
+    job: Job,
+    server: ObjectStore,
+    monkeypatch: pytest.MonkeyPatch,
+    open_stage: Callable[[int], Stage],
+) -> None:
+    """It ends as unavailable, and its successor restores."""
+    job.take()
+    job.push()
+    newest, now_s = job.take().directory, itertools.count(0.0, 100.0)
+    back = open_stage(1)
+    server.faults.down = True
+    try:
+        with monkeypatch.context() as patch:
+            clock = SimpleNamespace(monotonic=lambda: next(now_s), sleep=lambda _: None)
+            patch.setattr("elasticdl.storage.attempts.time", clock)
+            with pytest.raises(TransientError, match="tried for 100 s"):
+                restore_newest_intact(back.servers[0], place(back, 0), newest)
+    finally:
+        server.faults.down = False
+    assert restore_newest_intact(back.servers[0], place(back, 0), newest) == 6
 
 
 def test_a_disk_without_room_costs_the_checkpoint(job: Job, disk: Path) -> None:
