@@ -49,6 +49,7 @@ _SIGNED = re.compile(
 )
 
 
+_REPLACES = re.compile(r"(s3a?|gs|gcs|abfss?)://", re.IGNORECASE)
 _ONE_SLASH = re.compile(r"(s3a?|gs|gcs|abfss?|hdfs):/(?!/)(.*)", re.IGNORECASE | re.DOTALL)
 """An address of an object store without its second slash."""
 
@@ -69,6 +70,14 @@ def refuse_one_slash(text: str) -> None:
 def is_address(text: str) -> bool:
     """Whether a text is an address such as `s3://bucket/key`, and not a path."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text) is not None
+
+
+def replaces_at_once(address: str) -> bool:
+    """Whether an object at an address is replaced in one request: readers see the old or the new.
+
+    HDFS and fsspec truncate the old one first.
+    """
+    return _REPLACES.match(address) is not None
 
 
 def shows_secret(address: str) -> bool:

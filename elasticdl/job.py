@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from elasticdl.errors import SpecError
-from elasticdl.flag import UnusedOnRing, is_address, mark
+from elasticdl.flag import UnusedOnRing, is_address, mark, replaces_at_once
 from elasticdl.flag_values import ServerRange
 from elasticdl.job_choices import (
     TLS_AUTO,
@@ -415,6 +415,13 @@ class JobSpec(Section):
                 f"--tensorboard-log-dir {curves} is not on a writable --volume,"
                 " so it would be lost with its pod",
                 hint=_VOLUME,
+            )
+        if self.checkpoints_at and not replaces_at_once(self.checkpoints_at):
+            scheme = self.checkpoints_at.partition(":")[0]
+            raise SpecError(
+                f"--checkpoint-dir {self.checkpoints_at} without a volume: {scheme}:// does not"
+                " replace a file in one step, so a reader may find half of a checkpoint",
+                hint=f"use s3://, gs:// or abfs://; or copy checkpoints from a volume: {_VOLUME}",
             )
         given = [flag_of(name) for name in ("checkpoint_steps", "resume") if getattr(kept, name)]
         if given and not self.keeps_checkpoints:

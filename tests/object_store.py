@@ -134,14 +134,18 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if self.store.faults.down or self.store.take("unavailable"):
             self._error(503, "ServiceUnavailable")
-        elif f"Credential={KEY}/" not in self.headers.get("Authorization", ""):
-            self._error(403, "AccessDenied")
-        elif self.command == "PUT" and (end := self.store.faults.read_only) and key.endswith(end):
+        elif not self._is_allowed(key):
             self._error(403, "AccessDenied")
         elif bucket not in self.store.buckets:
             self._error(404, "NoSuchBucket")
         else:
             self._object(bucket, key, query, body) if key else self._bucket(bucket, query, body)
+
+    def _is_allowed(self, key: str) -> bool:
+        read_only = self.store.faults.read_only
+        if read_only and self.command == "PUT" and key.endswith(read_only):
+            return False
+        return f"Credential={KEY}/" in self.headers.get("Authorization", "")
 
     def _body(self) -> bytes:
         if self.headers.get("Transfer-Encoding") == "chunked":

@@ -244,7 +244,7 @@ def verify_part(address: str, version: int, part: PartFile) -> None:
 
 
 class FileLost(TransientError):
-    """A checkpoint is not complete: the store lacks a file of it, or has only a part of the file."""
+    """A checkpoint is not complete: the store lacks a file of it, or has a part of the file."""
 
 
 def require_files(address: str, whole: Manifest) -> None:

@@ -967,6 +967,17 @@ def test_a_job_on_a_cluster_keeps_its_checkpoints_at_an_address_or_copies_those_
     assert copied.keeps_checkpoints and copied.shares_job_dir and not copied.workers_hold_journal
 
 
+@pytest.mark.parametrize("address", ["hdfs://name:8020/iris", "sftp://host/iris"])
+def test_a_store_that_truncates_before_it_writes_is_no_only_place_of_checkpoints(
+    address: str,
+) -> None:
+    flags = {"model_def": "i", "image_name": "i", "training_data": "x", "checkpoint_dir": address}
+    with pytest.raises(SpecError, match="does not replace a file in one step"):
+        JobSpec.from_flags(Action.TRAIN, flags)
+    volume = {"volume": "claim_name=c,mount_path=/data", "job_dir": "/data/job"}
+    assert JobSpec.from_flags(Action.TRAIN, {**flags, **volume}).checkpoint_copies == address
+
+
 def test_the_number_of_servers_may_change_on_a_cluster_with_a_store() -> None:
     flags: dict[str, object] = {"model_def": "i", "image_name": "i", "training_data": "x"}
     flags |= {"num_ps_pods": "1:4", "autoscale": True, "num_workers": 2}
