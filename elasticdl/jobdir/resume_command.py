@@ -49,9 +49,19 @@ def after_a_stop(spec: JobSpec, directory: JobDirectory) -> str:
 
 
 def _in_store(job_json: Mapping[str, Any]) -> bool:
-    """Whether a job on a cluster has its checkpoints at an address. It may have none yet."""
-    on_cluster = (job_json.get("kubernetes") or {}).get("image_name")
-    return bool(on_cluster and (job_json.get("checkpoint") or {}).get("checkpoint_dir"))
+    """Whether a job has its checkpoints at an address alone. It may have none yet."""
+    if not (job_json.get("kubernetes") or {}).get("image_name"):
+        return False
+    # The imports take a while, and few jobs are on a cluster.
+    from pydantic import ValidationError
+
+    from elasticdl.job import JobSpec
+
+    try:
+        return bool(JobSpec.model_validate(job_json).checkpoints_at)
+    except ValidationError:
+        # Of another release.
+        return False
 
 
 def _action(job_json: Mapping[str, Any]) -> str:

@@ -156,6 +156,14 @@ def test_a_job_without_a_volume_resumes_from_its_address(tmp_path: Path) -> None
     assert stopped.startswith("resume with: ")
 
 
+def test_a_job_on_a_volume_with_copies_but_no_checkpoint_starts_over(tmp_path: Path) -> None:
+    spec = job(tmp_path, checkpoint_dir="s3://bucket/iris")
+    assert spec.checkpoint_copies and not spec.checkpoints_at
+    directory, _ = open_directory(spec, OURS, replaces=True)
+    stopped = resume_command(spec.model_dump(mode="json"), directory)
+    assert stopped.startswith("no checkpoint exists: start over with: ")
+
+
 def test_evaluation_begins_afresh_whatever_lies_there(tmp_path: Path) -> None:
     flags = {**job(tmp_path).flags(), "validation_data": "v", "checkpoint_dir_for_init": "/c"}
     spec = JobSpec.from_flags(Action.EVALUATE, flags)
