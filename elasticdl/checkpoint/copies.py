@@ -170,12 +170,17 @@ def none_in(address: str) -> UserError:
 def _fetch_first(
     address: str, found: Iterable[int], checkpoints: Path
 ) -> tuple[bool, tuple[str, ...]]:
-    """Fetch the first of these versions that is intact: whether one is, and why others are not."""
+    """Fetch the first of these versions that is intact: whether one is, and why others are not.
+
+    What was never complete is left out.
+    """
     passed_over: list[str] = []
     for version in found:
         try:
-            _fetch(address, below(address, directory_name(version)), checkpoints)
-            return True, tuple(passed_over)
+            whole = manifest_if_there(below(address, directory_name(version)))
+            if whole is not None:
+                _fetch(address, whole, checkpoints)
+                return True, tuple(passed_over)
         except Corrupted as error:
             passed_over.append(error.message)
     return False, tuple(passed_over)
@@ -184,20 +189,22 @@ def _fetch_first(
 def refuse_foreign(address: str) -> None:
     """Raise UserError if a new job cannot keep its checkpoints here.
 
-    Checkpoints of another job would look like its own to a resume.
+    Checkpoints of another job would look like its own to a resume. What was never complete does
+    not, and is removed with old checkpoints.
     """
-    if versions(address):
+    there = store_of(address, STARTING)
+    manifests = (below(address, directory_name(one), MANIFEST) for one in versions(address))
+    if any(there.look_at(manifest, STARTING) for manifest in manifests):
         raise UserError(
             f"{address} contains checkpoints of another job",
             hint="choose a new folder, or continue that job with --resume",
         )
 
 
-def _fetch(address: str, folder: str, checkpoints: Path) -> None:
+def _fetch(address: str, whole: Manifest, checkpoints: Path) -> None:
     """Raises Corrupted if the copy is not whole."""
     making = store.begin(checkpoints)
     try:
-        whole = manifest(folder)
         for link in whole.chain:
             for part in link.files:
                 fetch_part(address, link.version, part, making)

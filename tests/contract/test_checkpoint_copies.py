@@ -62,14 +62,25 @@ def test_a_copy_that_is_not_newer_is_left_alone(tmp_path: Path) -> None:
     assert fetched(tmp_path, than=10) == ([], ())
 
 
-@pytest.mark.parametrize("key", ["manifest.json", "part.bin"])
 def test_a_copy_without_one_of_its_files_is_passed_over(
-    key: str, server: ObjectStore, tmp_path: Path
+    server: ObjectStore, tmp_path: Path
 ) -> None:
     copied(tmp_path, 9, 10)
-    del server.buckets["bucket"][f"job/checkpoints/version-10/{key}"]
+    del server.buckets["bucket"]["job/checkpoints/version-10/part.bin"]
     names, (why,) = fetched(tmp_path)
-    assert names == ["version-9"] and key in why
+    assert names == ["version-9"] and "part.bin" in why
+
+
+def test_a_copy_that_was_never_complete_is_none(server: ObjectStore, tmp_path: Path) -> None:
+    server.put("job/checkpoints/version-11/part.bin", b"of a job that failed")
+    copies.refuse_foreign(ADDRESS)
+    for named in (ADDRESS, f"{ADDRESS}/version-11"):
+        with pytest.raises(UserError, match=f"no checkpoint in {named}"):
+            copies.fetch(named, tmp_path / "initial")
+    assert fetched(tmp_path) == ([], ())
+    copied(tmp_path, 9, 10)
+    assert fetched(tmp_path) == (["version-10"], ())
+    assert copies.fetch(ADDRESS, tmp_path / "initial") == ()
 
 
 def test_a_copy_with_other_bytes_is_passed_over(server: ObjectStore, tmp_path: Path) -> None:
