@@ -42,7 +42,7 @@ from tests.served_calls import ServedCalls
 pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 120.0
+LIMIT_S = 60.0
 TOKEN = "the job's token"
 ONES = np.ones(6, np.float32)
 
@@ -54,8 +54,9 @@ def _proof(caller: Caller) -> str:
 class Master:
     """What servers need of a master."""
 
-    def __init__(self, job: str, restore_from: str, servers: int) -> None:
+    def __init__(self, job: str, restore_from: str, servers: int, limit_s: float) -> None:
         self.job, self.restore_from, self.servers = job, restore_from, servers
+        self._limit_s = limit_s
         self.attached: queue.Queue[tuple[str, pb.AttachRequest]] = queue.Queue()
         self.reports: dict[str, pb.ReportRequest] = {}
         self.reported = threading.Condition()
@@ -88,7 +89,7 @@ class Master:
 
     async def Orders(self, request: Any, call: Call) -> AsyncGenerator[Any]:
         yield pb.Order(servers=pb.Servers(addresses=[]))
-        await asyncio.to_thread(self.finish.wait, LIMIT_S)
+        await asyncio.to_thread(self.finish.wait, self._limit_s)
         yield pb.Order(finish=pb.Done())
 
     async def Status(self, request: Any, call: Call) -> Any:
@@ -101,7 +102,8 @@ class Master:
     def report_of(self, name: str, version: int) -> Any:
         with self.reported:
             assert self.reported.wait_for(
-                lambda: name in self.reports and self.reports[name].version >= version, LIMIT_S
+                lambda: name in self.reports and self.reports[name].version >= version,
+                self._limit_s,
             )
             return self.reports[name]
 
@@ -113,12 +115,13 @@ class Master:
 class Job:
     """A master of our own and server processes."""
 
-    def __init__(self, directory: Path, servers: int) -> None:
+    def __init__(self, directory: Path, servers: int, limit_s: float = LIMIT_S) -> None:
+        self.limit_s = limit_s
         flags = {"model_zoo": "z", "model_def": "m", "training_data": "t", "num_ps_pods": servers}
         self.directory = directory
         self.servers = servers
         spec = JobSpec.from_flags(Action.TRAIN, flags)
-        self.master = Master(spec.model_dump_json(), "", servers)
+        self.master = Master(spec.model_dump_json(), "", servers, limit_s)
         self.processes: dict[str, subprocess.Popen[str]] = {}
         self.bulk = [""] * servers
         self.control = [""] * servers
@@ -146,7 +149,7 @@ class Job:
 
     def await_attached(self, count: int) -> None:
         for _ in range(count):
-            name, request = self.master.attached.get(timeout=LIMIT_S)
+            name, request = self.master.attached.get(timeout=self.limit_s)
             index = int(name.removeprefix("ps-").partition(".")[0])
             self.bulk[index], self.control[index] = request.bulk_address, request.control_address
             self.names[index] = name
@@ -204,7 +207,7 @@ class Job:
     def close(self) -> None:
         for process in self.processes.values():
             process.kill()
-            process.communicate(timeout=LIMIT_S)
+            process.communicate(timeout=self.limit_s)
         self.master.close()
 
 
@@ -220,8 +223,9 @@ class Worker(threading.Thread):
 
     def __init__(self, job: Job, name: str, kept_bytes: int = 0) -> None:
         super().__init__()
+        self._limit_s = job.limit_s
         self.pool = ServerPool(job.bulk, name, shown(len(job.bulk), name), kept_bytes=kept_bytes)
-        self.pool.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
+        self.pool.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=self._limit_s)
         self.pushes = 0
         self.versions: tuple[int, ...] = ()
         self.ended = threading.Event()
@@ -231,9 +235,9 @@ class Worker(threading.Thread):
     def run(self) -> None:
         try:
             while not self.ended.is_set():
-                versions = self.pool.pull([as_ids([0, 1])], timeout_s=LIMIT_S).versions
+                versions = self.pool.pull([as_ids([0, 1])], timeout_s=self._limit_s).versions
                 pushed = self.pool.push(
-                    update(self.pushes + 1, versions, ONES, [0, 1]), timeout_s=LIMIT_S
+                    update(self.pushes + 1, versions, ONES, [0, 1]), timeout_s=self._limit_s
                 )
                 with self.stepped:
                     self.pushes, self.versions = self.pushes + 1, pushed.versions
@@ -245,13 +249,13 @@ class Worker(threading.Thread):
         with self.stepped:
             wanted = self.pushes + more
             assert self.stepped.wait_for(
-                lambda: self.pushes >= wanted or not self.is_alive(), LIMIT_S
+                lambda: self.pushes >= wanted or not self.is_alive(), self._limit_s
             )
         assert self.error is None, self.error
 
     def end(self) -> None:
         self.ended.set()
-        self.join(LIMIT_S)
+        self.join(self._limit_s)
         assert self.error is None, self.error
 
 
@@ -263,7 +267,7 @@ def pushed_on(job: Job, workers: list[Worker]) -> tuple[Pulled, int]:
         worker.await_pushes(20)
     for worker in workers:
         worker.end()
-    pulled = workers[0].pool.pull([as_ids([0, 1])], timeout_s=LIMIT_S)
+    pulled = workers[0].pool.pull([as_ids([0, 1])], timeout_s=job.limit_s)
     return pulled, sum(worker.pushes for worker in workers)
 
 

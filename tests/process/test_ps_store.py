@@ -25,11 +25,12 @@ from elasticdl.ps.saving import ServerPart
 from elasticdl.shard import SnapshotId
 from tests.contract.ps_stage import Stage, as_ids, counting_spec
 from tests.object_store import ObjectStore, reached, serving
-from tests.process.test_ps_process import LIMIT_S, Job, Worker, pushed_on
+from tests.process.test_ps_process import Job, Worker, pushed_on
 
 pytestmark = pytest.mark.process
 ADDRESS = "s3://bucket/job"
 ENOUGH_BYTES = 1 << 24
+LIMIT_S = 120.0
 PATIENT = CutLimits(LIMIT_S, LIMIT_S, LIMIT_S, LIMIT_S, LIMIT_S)
 
 
@@ -41,7 +42,7 @@ def server() -> Iterator[ObjectStore]:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
-    made = Job(tmp_path / "seen-by-nobody", 2)
+    made = Job(tmp_path / "seen-by-nobody", 2, LIMIT_S)
     yield made
     made.close()
 
@@ -92,6 +93,7 @@ def test_a_server_that_goes_with_its_disk_loses_no_update(
     # The store is away for a moment.
     server.faults.unavailable = 4
     job.master.restore_from = asyncio.run(checkpoint(job, archive, 2))
+    assert server.faults.unavailable == 0
     saved = copies.manifest(job.master.restore_from)
     assert len(saved.links) == 1 and job.master.restore_from.startswith(ADDRESS)
     workers[0].await_pushes(20)
