@@ -61,8 +61,9 @@ def checkpoints() -> None:
     """List or verify the checkpoints of a job.
 
     Works on files, so it needs a directory that this machine sees, or the address of copies in an
-    object store. A job on a cluster that runs without a volume tells its address. Else name the
-    address of its --checkpoint-dir, or mount its volume and name the directory.
+    object store. For a running job on a cluster without a volume, its name is enough once it has a
+    checkpoint. Otherwise name the address of its --checkpoint-dir, or mount its volume and name the
+    directory.
     """
 
 
