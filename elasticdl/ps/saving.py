@@ -79,8 +79,8 @@ def save_at(
         begin_s = time.monotonic()
         name = stored.upload_part(folder / saved.name, where, is_wanted)
         uploaded_s = time.monotonic() - begin_s
-    # The network takes that time, and training goes on: as pauses, if nobody waits.
-    return replace(saved, name=name, paused_s=saved.paused_s + (uploaded_s if pause_s > 0 else 0.0))
+    # The network takes that time, and training goes on, also if somebody waits.
+    return replace(saved, name=name, paused_s=saved.paused_s + uploaded_s)
 
 
 def save(

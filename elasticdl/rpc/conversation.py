@@ -181,7 +181,7 @@ class WrittenFile:
 class RingSaved:
     """A copy was written below `directory`, or `problem` says why not.
 
-    `parameters` is a ParametersSpec as JSON.
+    `parameters` is a ParametersSpec as JSON. `paused_s` of the time it took were an upload's.
     """
 
     snapshot: SnapshotId
@@ -191,6 +191,7 @@ class RingSaved:
     parameters: str = ""
     rows: int = 0
     problem: str = ""
+    paused_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,7 @@ def saved_from_wire(message: pb.RingSaved) -> RingSaved:
         parameters=message.parameters,
         rows=_count(message.rows, "rows"),
         problem=message.problem[:_MAX_TEXT_CHARS],
+        paused_s=message.paused_s,
     )
 
 

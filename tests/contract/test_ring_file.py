@@ -51,7 +51,8 @@ def test_it_comes_back_from_a_store_if_members_share_no_directory(tmp_path: Path
     address = "s3://bucket/ring"
     for values in ({"old": np.zeros(1)}, ARRAYS):
         # The same version again: the first one counts until the second has its manifest.
-        one = _written(stored.folder_of(address, 12), 12, values)
+        one, uploaded_s = _written(stored.folder_of(address, 12), 12, values)
+        assert uploaded_s > 0
         part = PartFile(name=one.name, bytes=one.bytes, checksum=one.checksum)
         whole = Manifest(version=12, servers=0, parameters=None, files=(part,), ledger="{}")
         where = stored.complete(address, whole)

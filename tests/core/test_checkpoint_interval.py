@@ -193,6 +193,18 @@ def test_the_pauses_of_servers_are_not_what_a_checkpoint_takes(bench: type[Bench
     assert ordered(job, 100 - 20), "50 times two seconds"
 
 
+def test_an_upload_of_the_first_checkpoint_of_pods_is_not_what_it_takes(
+    bench: type[Bench],
+) -> None:
+    job = in_pods(bench, checkpoint_seconds=60)
+    save = cut(job, 1)
+    job.tick(101)
+    job.put(e.SnapshotSaved(0, save.snapshot, 1, "version-1", 9, paused_s=100))
+    job.put(e.VersionAdvanced(0, 6))
+    job.tick(60)
+    assert save.pause_s == 0 and len(job.of(c.TakeSnapshot)) == 2
+
+
 def test_servers_do_not_pause_while_somebody_waits(bench: type[Bench]) -> None:
     def person(job: Bench) -> c.SaveSnapshot:
         job.put(e.CheckpointRequested(0))

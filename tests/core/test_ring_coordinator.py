@@ -116,12 +116,13 @@ def test_a_copy_of_the_weights_is_saved_by_whoever_made_it() -> None:
         saving = asyncio.ensure_future(coordinator.save(SnapshotId(4), "there"))
         assert (await taken(board, FIRST, 2))[1] == RingSave(SnapshotId(4), "there")
         files = (WrittenFile("a", 3, "crc32c:00000000"),)
-        written = RingSaved(SnapshotId(4), "there", 12, files, "{}", 5)
+        written = RingSaved(SnapshotId(4), "there", 12, files, "{}", 5, paused_s=90.0)
         assert not coordinator.saved(SECOND, RingSaved(SnapshotId(4), "there")), "it has no copy"
         elsewhere = replace(written, directory="elsewhere")
         assert not coordinator.saved(FIRST, elsewhere), "an earlier master asked for that"
         assert coordinator.saved(FIRST, written)
         (saved,) = await saving
+        assert saved.paused_s == 90.0
         assert (saved.version, saved.rows, saved.parameters, saved.files[0].name) == (
             12,
             5,
@@ -213,6 +214,7 @@ def test_what_was_cut_and_trained_is_told_before_where_the_worker_stands() -> No
                     "{}",
                     3,
                     "no",
+                    1.5,
                 ),
             )
         ),

@@ -211,7 +211,11 @@ class CheckpointArchive:
         manifest, paused_s = await self._parts(command, snapshots, making)
         # If the job ends meanwhile, the thread continues. Do not remove the files that it
         # completes.
+        begin_s = time.monotonic()
         directory = await asyncio.to_thread(self._complete, making, manifest)
+        if is_address(directory):
+            # A request to a store takes no time from training, as an upload.
+            paused_s += time.monotonic() - begin_s
         self.restore_from = directory
         self._newest_taken = _Newest(command.snapshot, directory, manifest, command.hurried)
         if not (command.hurried or command.keeps):

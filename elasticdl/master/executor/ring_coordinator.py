@@ -158,7 +158,15 @@ class RingCoordinator:
             del self._saving[snapshot]
         if saved.problem:
             raise TransientError(f"{holder}: {saved.problem}")
-        return (ServerSaved(saved.files, saved.version, saved.rows, saved.parameters),)
+        return (
+            ServerSaved(
+                saved.files,
+                saved.version,
+                saved.rows,
+                saved.parameters,
+                paused_s=saved.paused_s,
+            ),
+        )
 
     def saved(self, worker: ProcessName, saved: RingSaved) -> bool:
         """Record a worker's result of `save`; return False if nobody waits for it."""

@@ -10,7 +10,7 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, final
 
 from elasticdl.errors import ElasticDLError, TransientError
@@ -187,16 +187,18 @@ class Snapshots:
         """Have every server write its part of a view below `directory`.
 
         Servers that know what was changed since the view `base` write only that. Each pauses for
-        `pause_s` at most, and no longer once a server has failed. Returns results in index order.
-        Raises ElasticDLError.
+        `pause_s` at most, and no longer once a server has failed. Returns results in index order,
+        in which a server that is done pauses until all are. Raises ElasticDLError.
         """
         limit_s, failed = self._limits.save_s, asyncio.Event()
+        now_s = asyncio.get_running_loop().time
 
-        async def save_at(server: Server) -> ServerSaved:
+        async def save_at(server: Server) -> tuple[ServerSaved, float]:
             try:
-                return await server.control.save(
+                saved = await server.control.save(
                     snapshot, directory, base, pause_s, timeout_s=limit_s
                 )
+                return saved, now_s()
             except ElasticDLError:
                 # The checkpoint has failed: the next try waits until the other servers are done.
                 if pause_s and not failed.is_set():
@@ -204,7 +206,11 @@ class Snapshots:
                     await self.hurry(snapshot)
                 raise
 
-        return tuple(await _all([save_at(server) for server in self._registry.everyone()]))
+        results = await _all([save_at(server) for server in self._registry.everyone()])
+        end_s = max((at_s for _, at_s in results), default=0.0)
+        return tuple(
+            replace(saved, paused_s=saved.paused_s + (end_s - at_s)) for saved, at_s in results
+        )
 
     async def hurry(self, snapshot: SnapshotId) -> None:
         """Have all servers write a view without further pauses. One that fails pauses as before."""

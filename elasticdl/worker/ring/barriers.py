@@ -189,12 +189,14 @@ class Copies:
         try:
             version, values = self.kept(order.snapshot)
             arrays = dict(zip(self._names, values, strict=True))
-            part = _written(order.directory, version, arrays)
+            part, paused_s = _written(order.directory, version, arrays)
         except (OSError, ElasticDLError) as error:
             problem = f"cannot write to {order.directory}: {error}"
             self._context.outbox.saved(RingSaved(order.snapshot, order.directory, problem=problem))
             return
-        self._context.outbox.saved(RingSaved(order.snapshot, order.directory, version, (part,)))
+        self._context.outbox.saved(
+            RingSaved(order.snapshot, order.directory, version, (part,), paused_s=paused_s)
+        )
 
     def kept(self, snapshot: SnapshotId) -> tuple[int, list[np.ndarray]]:
         """Version and values. Raises PermanentError if there is no such copy."""
@@ -204,19 +206,23 @@ class Copies:
             return self._kept[snapshot]
 
 
-def _written(where: str, version: int, arrays: Mapping[str, np.ndarray]) -> WrittenFile:
+def _written(
+    where: str, version: int, arrays: Mapping[str, np.ndarray]
+) -> tuple[WrittenFile, float]:
     """Write the file of a checkpoint below a directory or an address.
 
-    Raises OSError, UserError, TransientError.
+    Also returns the seconds of the upload, in which training goes on. Raises OSError, UserError, TransientError.
     """
     if not is_address(where):
         part = ring_file.write(Path(where), version, arrays)
-        return WrittenFile(part.name, part.bytes, part.checksum)
+        return WrittenFile(part.name, part.bytes, part.checksum), 0.0
     until_s = time.monotonic() + _UPLOAD_S
     with TemporaryDirectory(prefix="elasticdl-") as folder:
         part = ring_file.write(Path(folder), version, arrays)
+        begin_s = time.monotonic()
         name = upload_part(Path(folder, part.name), where, lambda: time.monotonic() < until_s)
-    return WrittenFile(name, part.bytes, part.checksum)
+        uploaded_s = time.monotonic() - begin_s
+    return WrittenFile(name, part.bytes, part.checksum), uploaded_s
 
 
 @final
