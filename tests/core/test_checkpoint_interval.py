@@ -295,6 +295,25 @@ def test_one_that_is_given_up_is_tried_again_after_the_interval(bench: type[Benc
     assert ordered(job, 240)
 
 
+def test_a_store_that_is_back_gets_a_checkpoint_after_the_interval(bench: type[Bench]) -> None:
+    """However long servers have tried to upload their parts."""
+    job = begun(bench, checkpoint_seconds=60)
+    assert ordered(job, 60)
+    for _ in range(5):
+        save = cut(job, 5)
+        job.tick(90)
+        job.put(e.SnapshotFailed(0, save.snapshot, "cannot write, tried for 90 s"))
+        job.tick(60)
+    job.put(e.VersionAdvanced(0, 6))
+    job.tick(60)
+    save = cut(job, 6)
+    assert len(job.of(c.TakeSnapshot)) == 6
+    job.tick(90)
+    job.put(e.SnapshotFailed(0, save.snapshot, "cannot write, tried for 90 s"))
+    job.put(e.VersionAdvanced(0, 7))
+    assert ordered(job, 60)
+
+
 def test_a_job_without_a_place_takes_none(bench: type[Bench]) -> None:
     job = begun(bench, image_name="zoo:1")
     assert not ordered(job, 10_000)

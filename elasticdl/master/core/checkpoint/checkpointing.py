@@ -490,10 +490,13 @@ class Checkpointing:
         """Whether intervals begin with it; where copies are kept only with those copied."""
         return snapshot != self._hurried or not self._context.spec.checkpoint_copies
 
-    def _pause_after(self, saving: Saving, paused_s: float = 0.0) -> None:
-        now_s = self._context.now_s
+    def _delayed(self, saving: Saving) -> None:
         if not saving.paced:
-            self._delayed_s = now_s
+            self._delayed_s = self._context.now_s
+
+    def _pause_after(self, saving: Saving, paused_s: float) -> None:
+        self._delayed(saving)
+        now_s = self._context.now_s
         if self._is_counted(saving.id):
             # As if servers had not paused: else the next one would come later.
             self._counts_from_s = now_s - paused_s
@@ -534,7 +537,8 @@ class Checkpointing:
         if snapshot != self._cut and (self.saving is None or self.saving.id != snapshot):
             return False
         if self.saving is not None:
-            self._pause_after(self.saving)
+            # What it took says how long the disk or the store was away, and not what one takes.
+            self._delayed(self.saving)
             self._context.orders.give(DropSnapshot(snapshot))
         self._cut = self.saving = None
         # A full disk fails every attempt with the same words; announce them once.
