@@ -314,6 +314,23 @@ def test_a_store_that_is_back_gets_a_checkpoint_after_the_interval(bench: type[B
     assert ordered(job, 60)
 
 
+def in_a_store(bench: type[Bench], **flags: Any) -> Bench:
+    """A job whose processes share no directory."""
+    return begun(bench, image_name="zoo:1", checkpoint_dir="s3://bucket/job", **flags)
+
+
+def test_old_checkpoints_of_a_store_are_removed_after_the_new_one_is_announced(
+    bench: type[Bench],
+) -> None:
+    job = in_a_store(bench)
+    save = cut(job, 1)
+    assert save.keeps
+    commands = saved(job, save)
+    (prune,) = job.of(c.PruneCheckpoints, commands)
+    assert prune == c.PruneCheckpoints(1) and job.said("checkpoint of version 1 saved")
+    assert commands.index(c.DropSnapshot(save.snapshot, saved=True)) < commands.index(prune)
+
+
 def test_a_job_without_a_place_takes_none(bench: type[Bench]) -> None:
     job = begun(bench, image_name="zoo:1")
     assert not ordered(job, 10_000)

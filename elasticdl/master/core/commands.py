@@ -245,7 +245,9 @@ class SaveSnapshot(Command):
     processors; 0: somebody waits for the checkpoint.
     """
     keeps: bool = False
-    """Whether older ones stay until PruneCheckpoints: the job may go back to one meanwhile."""
+    """Whether older ones stay until PruneCheckpoints: the job may go back to one meanwhile, or to
+    remove them takes long.
+    """
 
 
 @dataclass(frozen=True, slots=True)

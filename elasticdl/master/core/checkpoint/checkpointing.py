@@ -355,9 +355,8 @@ class Checkpointing:
         if self.saving is not None:
             saving = self.saving
             self.saving = replace(saving, since_s=self._context.now_s)
-            keeps = self._context.spec.trains_in_steps
             self._context.orders.give(
-                SaveSnapshot(saving.id, saving.version, saving.ledger, keeps=keeps)
+                SaveSnapshot(saving.id, saving.version, saving.ledger, keeps=self._keeps)
             )
 
     def version_changed(self) -> None:
@@ -421,10 +420,19 @@ class Checkpointing:
         self.saving = Saving(
             snapshot, version, now_s, delays_s, final, ledger, mark, paced=pause_s > 0
         )
-        held, keeps = self._context.loading, self._context.spec.trains_in_steps
+        held = self._context.loading
         self._context.orders.give(
-            SaveSnapshot(snapshot, version, ledger, hurried, held, pause_s, keeps)
+            SaveSnapshot(snapshot, version, ledger, hurried, held, pause_s, self._keeps)
         )
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether older checkpoints stay until `prune`.
+
+        The job may go back to one meanwhile. And a slow store must not delay the news that the new
+        one is complete.
+        """
+        return self._context.spec.trains_in_steps or bool(self._context.spec.checkpoints_at)
 
     @property
     def _pause_s(self) -> float:
@@ -464,7 +472,7 @@ class Checkpointing:
         known = any(saved.path == event.path for saved in self.saved)
         self._list(event, written, late=late)
         # A server that is away may be reading one of them. The next checkpoint removes them.
-        if self._context.spec.trains_in_steps and not self._context.servers_away():
+        if self._keeps and not self._context.servers_away():
             self.prune(event.version)
         if not (known and self._final_done):
             text = f"checkpoint of version {event.version} saved, {size(event.bytes)}: {event.path}"
