@@ -211,7 +211,8 @@ def _written(
 ) -> tuple[WrittenFile, float]:
     """Write the file of a checkpoint below a directory or an address.
 
-    Also returns the seconds of the upload, in which training goes on. Raises OSError, UserError, TransientError.
+    Also returns the seconds of the upload, in which training goes on. Raises OSError, UserError,
+    TransientError.
     """
     if not is_address(where):
         part = ring_file.write(Path(where), version, arrays)
