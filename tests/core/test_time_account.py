@@ -177,7 +177,9 @@ def test_a_workers_account_covers_its_loop_and_says_what_slows_it() -> None:
     accounts = [spent_in(report.gauges) for report in rig.master.reports]
     spent_s = rig.gauges.times.spent_s()
     assert sum(spent_s.values()) == pytest.approx(ran_s, rel=0.005, abs=0.005)
-    assert max(spent_s, key=spent_s.__getitem__) is TimeUse.FEED
+    # A busy machine may start the threads late, which is time of the start.
+    begun_s = {use: s for use, s in spent_s.items() if not use.value.startswith("start.")}
+    assert max(begun_s, key=begun_s.__getitem__) is TimeUse.FEED
     # Reports round to milliseconds.
     assert 0.0 < sum(accounts[-1].values()) <= ran_s + 0.005
     for earlier, later in itertools.pairwise(accounts):
