@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
 from elasticdl.model.embedding_hooks import Tensor
 from elasticdl.rpc.parameters import ALIGNMENT
 
+Numbers: TypeAlias = NDArray[np.floating[Any] | np.integer[Any]]
+
 _LEAST_BYTES = 4096
 """A smaller array is copied as fast."""
 
 
-def tensor_of(array: NDArray[Any]) -> Tensor:
+def tensor_of(array: Numbers) -> Tensor:
     """The array as an eager tensor, without a copy if it begins at a multiple of `ALIGNMENT`.
 
     Nobody may write to the array while the tensor lives. `tf.convert_to_tensor` copies every array,
-    some twice.
+    some twice. Tensors are on the host, whatever their size: TensorFlow prepares its kernels anew
+    for each combination of the devices of their arguments.
     """
     small = array.nbytes < _LEAST_BYTES
     if small or not array.flags.c_contiguous or array.ctypes.data % ALIGNMENT:
-        return tf.convert_to_tensor(array)
+        return _copied(array)
     if not array.flags.writeable:
         # NumPy does not hand a read-only array over. TensorFlow does not write to its inputs.
         array = array.view()
         try:
             array.flags.writeable = True
         except ValueError:  # its memory is read-only
-            return tf.convert_to_tensor(array)
+            return _copied(array)
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+
+
+def _copied(array: Numbers) -> Tensor:
+    with tf.device("CPU:0"):
+        return tf.convert_to_tensor(array)

@@ -67,6 +67,16 @@ def test_an_array_in_read_only_memory_is_copied() -> None:
     np.testing.assert_array_equal(tensor_of(array).numpy(), array)
 
 
+@pytest.mark.parametrize("array", [filled(), filled()[:2].copy()], ids=["shared", "copied"])
+def test_every_tensor_is_on_the_host_whatever_the_default_device(array: Floats) -> None:
+    tf.config.set_soft_device_placement(False)
+    try:
+        with tf.device("GPU:7"):  # There is none, so what would go there fails.
+            assert tensor_of(array).device.endswith("device:CPU:0")
+    finally:
+        tf.config.set_soft_device_placement(True)
+
+
 def test_what_a_worker_pulls_is_not_copied() -> None:
     stage = Stage(1)
     try:
