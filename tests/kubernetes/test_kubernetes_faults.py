@@ -246,15 +246,18 @@ def test_a_pod_of_somebody_else_is_left_alone(
     theirs = pod(owner, plan(place), ProcessSpec(W0, ("/bin/sleep", "600")))
     theirs["metadata"] = {key: theirs["metadata"][key] for key in ("name", "namespace")}
     place.kubectl("create", "-f", "-", text=json.dumps(theirs))
-    uid = place.read("pod", theirs["metadata"]["name"], "-n", owner.namespace)["metadata"]["uid"]
+    name = theirs["metadata"]["name"]
+    uid = place.read("pod", name, "-n", owner.namespace)["metadata"]["uid"]
 
     async def scenario(b: KubernetesBench) -> None:
         await _refused(b, W0, retry=False, words=[b.pod(W0), "does not belong to this job"])
 
-    run(scenario)
-    left = place.read("pod", theirs["metadata"]["name"], "-n", owner.namespace)["metadata"]
-    assert left["uid"] == uid and "deletionTimestamp" not in left
-    place.kubectl("-n", owner.namespace, "delete", "pod", left["name"], "--wait=false")
+    try:
+        run(scenario)
+        left = place.read("pod", name, "-n", owner.namespace)["metadata"]
+        assert left["uid"] == uid and "deletionTimestamp" not in left
+    finally:
+        place.kubectl("-n", owner.namespace, "delete", "pod", name, "--wait=false")
 
 
 def test_a_master_that_replaces_another_finds_its_processes_and_their_ends(
