@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tarfile
 import tempfile
 from collections.abc import Callable, Container, Iterator
@@ -71,7 +72,7 @@ class Built:
 
 def export(buildah: Buildah, name: str, storage: Path, folder: Path) -> Built:
     """Make `folder` the layout of an image that the builder has in `storage`; what it has of it
-    already stays.
+    already stays. One at a time exports to a folder.
     """
     said = json.loads(buildah("inspect", "--type", "image", name))
     built = Built(folder, name, said["FromImageID"])
@@ -86,6 +87,8 @@ def export(buildah: Buildah, name: str, storage: Path, folder: Path) -> Built:
         for digest in said["OCIv1"]["rootfs"]["diff_ids"]
         if sizes.get(digest, 0) >= LARGE_BYTES
     }
+    for left in folder.glob("tmp*"):  # of an export that was killed
+        shutil.rmtree(left)
     if any(not (blobs / digest).exists() for digest in large):
         with tempfile.TemporaryDirectory(dir=folder) as part:
             # Of all transports only this one leaves layers as they are.
