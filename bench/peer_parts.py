@@ -1,8 +1,9 @@
 """Synchronous steps of several parts, in one process instead of a job's many.
 
-The order of records, `feed`, the compiled step and the server are a job's own. So a step computes
-what the workers of a job compute who share it. `python -m bench.peer_parts CASE` takes a case as
-`peer_quality` does, with the number of `parts`, and prints the same.
+The order of records, `feed`, the compiled step and the server are a job's own. They compute one
+possible order of a job's steps, as if its workers took turns and shared one random state.
+`python -m bench.peer_parts CASE` takes a case as `peer_quality` does, with the number of `parts`,
+and prints the same.
 """
 
 from __future__ import annotations
