@@ -51,6 +51,9 @@ class _AtFirstUse(Loader):
 
     importlib's LazyLoader does so when anybody reads its `__file__`. AutoGraph reads that of all
     modules, in each worker.
+
+    The thread that executes the module holds its lock while it takes the import locks of what the
+    module imports. So no module that it imports may use it while another thread imports that one.
     """
 
     def __init__(self, loader: Loader) -> None:
@@ -65,6 +68,8 @@ class _AtFirstUse(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """See Loader."""
+        assert module.__spec__ is not None
+        module.__spec__.loader = module.__loader__ = self._loader
 
         def find(name: str) -> Any:  # noqa: ANN401 - whatever a module has
             if name == "__all__" or not name.startswith("__"):
@@ -81,12 +86,17 @@ class _AtFirstUse(Loader):
         with self._lock:
             if not self._begun:
                 self._begun = True
-                ours = vars(module)["__getattr__"]
+                names = vars(module)
+                before = dict(names)
                 try:
                     self._loader.exec_module(module)
                 except BaseException:
+                    # The next use tries again, of whichever name.
+                    for name in names.keys() - before.keys():
+                        del names[name]
+                    names.update(before)
                     self._begun = False
                     raise
                 # A module may have a function of its own in its place.
-                if vars(module).get("__getattr__") is ours:
-                    del vars(module)["__getattr__"]
+                if names.get("__getattr__") is before["__getattr__"]:
+                    del names["__getattr__"]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from elasticdl.deferred_import import executed_at_first_use
 
 pytestmark = pytest.mark.core
 KERAS = """
@@ -24,15 +28,45 @@ found = keras.wrappers.SKLearnClassifier, tf_keras.wrappers.SKLearnRegressor
 print(before, "sklearn" in sys.modules, *(one.__name__ for one in found))
 """
 KUBERNETES = """
+import asyncio
 import sys
 from elasticdl.cluster.kubernetes import apiserver
+async def connect(context):
+    await (await apiserver.connect(context, KUBECONFIG)).close()
+for context in ("token", "exec"):
+    asyncio.run(connect(context))
 before = "google.auth" in sys.modules
 import kubernetes
 import kubernetes.client.exceptions
 found = kubernetes.client.V1Pod, kubernetes.config.load_kube_config, kubernetes.aio.watch.Watch
 print(before, "google.auth" in sys.modules, *(one.__name__ for one in found))
 """
+CREDENTIAL = {
+    "apiVersion": "client.authentication.k8s.io/v1",
+    "kind": "ExecCredential",
+    "status": {"token": "made"},
+}
+PLUGIN = "import pathlib, sys; pathlib.Path(sys.argv[1]).touch(); print(sys.argv[2])"
 ROOT = Path(__file__).parents[2]
+
+
+def kubeconfig(called: Path) -> str:
+    """With a user that has a token, and one that has a plugin, which makes the file `called`."""
+    plugin = {
+        "apiVersion": CREDENTIAL["apiVersion"],
+        "command": sys.executable,
+        "args": ["-c", PLUGIN, str(called), json.dumps(CREDENTIAL)],
+    }
+    users = {"token": {"token": "known"}, "exec": {"exec": plugin}}
+    contexts = [{"name": name, "context": {"cluster": "one", "user": name}} for name in users]
+    return json.dumps(
+        {
+            "clusters": [{"name": "one", "cluster": {"server": "http://127.0.0.1:1"}}],
+            "users": [{"name": name, "user": user} for name, user in users.items()],
+            "contexts": contexts,
+            "current-context": "token",
+        }
+    )
 
 
 def printed(program: str, folder: Path) -> list[str]:
@@ -58,4 +92,31 @@ def test_scikit_learn_is_imported_with_keras_by_those_only_who_use_its_wrappers(
 
 def test_commands_on_a_cluster_import_what_they_use_of_the_client_only(tmp_path: Path) -> None:
     words = ["False", "True", "V1Pod", "load_kube_config", "Watch"]
-    assert printed(KUBERNETES, tmp_path) == words
+    config, called = tmp_path / "config", tmp_path / "called"
+    config.write_text(kubeconfig(called))
+    assert printed(f"KUBECONFIG = {str(config)!r}\n{KUBERNETES}", tmp_path) == words
+    assert called.exists()
+
+
+def test_a_module_whose_execution_fails_is_executed_again_at_its_next_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "half = 1\nimport imported_by_it\nwhole = imported_by_it.value\n"
+    (tmp_path / "executed_twice.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        with executed_at_first_use(["executed_twice"]):
+            module = importlib.import_module("executed_twice")
+        for name in ("whole", "half"):
+            with pytest.raises(ModuleNotFoundError, match="imported_by_it"):
+                getattr(module, name)
+        (tmp_path / "imported_by_it.py").write_text("value = 2\n")
+        importlib.invalidate_caches()
+        assert (module.whole, module.half) == (2, 1)
+        assert "__getattr__" not in vars(module)
+        assert module.__spec__ is not None
+        assert module.__loader__ is module.__spec__.loader
+        assert type(module.__loader__).__name__ == "SourceFileLoader"
+    finally:
+        for name in ("executed_twice", "imported_by_it"):
+            sys.modules.pop(name, None)
