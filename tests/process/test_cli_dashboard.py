@@ -47,10 +47,14 @@ def browser(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     return seen
 
 
-@pytest.fixture
-def no_browser(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_browser(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def no_browser(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_browser(monkeypatch)
 
 
 def test_a_local_jobs_page_is_opened_with_a_token_which_no_other_user_sees_or_its_address_is_said(
@@ -69,8 +73,7 @@ def test_a_local_jobs_page_is_opened_with_a_token_which_no_other_user_sees_or_it
         assert given.startswith("file://") and token not in given
         assert mode == "0o600" and f'href="{address}"' in page
         assert where["token"] == token or where["token"] not in browser.read_text()
-    for name in ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY"):
-        monkeypatch.delenv(name, raising=False)
+    without_browser(monkeypatch)
     code, output, errors = elasticdl.run("dashboard", "drains")
     assert code == 0 and output.startswith(where["page"]) and "cannot start a browser" in errors
     assert elasticdl.run("dashboard", "--no-browser", "drains")[1:] == (output, "")
