@@ -182,7 +182,7 @@ def _form(window: Records) -> tuple[Any, ...]:
     columns = window.items() if isinstance(window, Mapping) else [("", window)]
     return tuple(
         # Text of any length is one type of tensor. TensorFlow takes no other objects.
-        (name, "text" if column.dtype.kind in "OSU" else column.dtype.str, column.shape[1:])
+        (name, "text" if column.dtype.kind in "OSU" else column.dtype, column.shape[1:])
         for name, column in columns
     )
 

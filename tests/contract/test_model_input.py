@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from elasticdl.data.base import Metadata
 from elasticdl.errors import UserError
@@ -223,6 +224,9 @@ def feed_batch(records, mode, metadata):
         (np.array([b"a", b"b"]), "string"),
         (np.array([b"longer", b"b"]), "string"),
         (np.array([b"object", b"b"], dtype=object), "string"),
+        # NumPy describes both of these as "<V1".
+        (np.array([1, 2], tf.dtypes.experimental.float8_e4m3fn.as_numpy_dtype), "float8_e4m3fn"),
+        (np.array([1, 2], tf.dtypes.experimental.int4.as_numpy_dtype), "int4"),
     ]
     for column, dtype in columns:
         made = feeder({"x": column, "y": labels})
@@ -232,4 +236,4 @@ def feed_batch(records, mode, metadata):
         assert features["x"].numpy().tolist() == column.tolist()
         assert int(features["constant"]) == 1
         assert expected.numpy().tolist() == [5, 6]
-    assert traced == ["float64", "int64", "string"]
+    assert traced == ["float64", "int64", "string", "float8_e4m3fn", "int4"]
