@@ -14,7 +14,6 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import json
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -22,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, final
 
+from bench.peer_quality import print_curve
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.data import open_reader
 from elasticdl.job import JobSpec
@@ -218,15 +218,6 @@ def train(case: Mapping[str, Any]) -> Iterator[tuple[int, Callable[[], float]]]:
         trained.close()
 
 
-def main(case: Mapping[str, Any]) -> None:
-    curve: list[tuple[int, float, float]] = []
-    looked_s = 0.0
-    for done, metric in train(case):
-        begin_s = time.time()
-        curve.append((done, begin_s - case["began_at"] - looked_s, metric()))
-        looked_s += time.time() - begin_s
-    print(json.dumps([(done / curve[-1][0], seconds, value) for done, seconds, value in curve]))
-
-
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    given = json.loads(sys.argv[1])
+    print_curve(given, train(given))

@@ -13,7 +13,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import keras
@@ -108,13 +109,22 @@ def main(case: Mapping[str, Any]) -> None:
     section = ModelSection(model_zoo=case["model_zoo"], model_def=case["model_def"])
     module = load_module(section)
     test = feeding(module, Task.EVALUATION, case["test"], case["reader_params"])()
+    print_curve(
+        case,
+        (
+            (done, partial(evaluate, module, model, test, case))
+            for done, model in train(module, case)
+        ),
+    )
+
+
+def print_curve(case: Mapping[str, Any], looks: Iterable[tuple[int, Callable[[], float]]]) -> None:
+    """Print the curve of a run of (steps so far, what computes the metric)."""
     curve: list[tuple[int, float, float]] = []
     looked_s = 0.0
-    for done, model in train(module, case):
+    for done, metric in looks:
         begin_s = time.time()
-        curve.append(
-            (done, begin_s - case["began_at"] - looked_s, evaluate(module, model, test, case))
-        )
+        curve.append((done, begin_s - case["began_at"] - looked_s, metric()))
         looked_s += time.time() - begin_s
     print(json.dumps([(done / curve[-1][0], seconds, value) for done, seconds, value in curve]))
 
