@@ -2,10 +2,9 @@
 [SECONDS]`.
 
 DeepFM of `bench/zoo`; rows come from native tables in this process and go back to them, so the sum
-is what one worker with
-an infinitely fast network would do, to be compared with `python -m bench.peer_loop OPTIMIZER
-BATCH`. Prints JSON: medians in
-ms of each part, CPU time in ms of a step, samples/s.
+is what one worker with an infinitely fast network would do, to be compared with
+`python -m bench.peer_loop OPTIMIZER BATCH`. TensorFlow uses what was pulled in place, as in a job.
+Prints JSON: medians in ms of each part, CPU time in ms of a step, samples/s.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from elasticdl.model.module import load_module
 from elasticdl.model.ps_model import PsModel
 from elasticdl.model.step import CompiledStep
 from elasticdl.native import _native
-from elasticdl.rpc.parameters import Pulled
+from elasticdl.rpc.parameters import Floats, Pulled, aligned
 from tests.reference_optimizers import initial_slot
 
 PARTS = ("prepare", "pull", "step", "push")
@@ -66,9 +65,9 @@ def main(kind: str, batch: int, seconds: float) -> None:
         lookups = step.prepare(features, training=True)
         marks.append(time.perf_counter())
         rows = tuple(
-            table.lookup(wanted) for table, wanted in zip(tables, lookups.ids, strict=True)
+            _pulled(table.lookup(wanted)) for table, wanted in zip(tables, lookups.ids, strict=True)
         )
-        pulled = Pulled((number,), weights.copy(), rows)
+        pulled = Pulled((number,), _pulled(weights), rows)
         marks.append(time.perf_counter())
         outcome = step.train(features, label, lookups, pulled)
         marks.append(time.perf_counter())
@@ -92,6 +91,13 @@ def main(kind: str, batch: int, seconds: float) -> None:
         "samples_per_s": round(steps * batch / wall),
     }
     print(json.dumps({"optimizer": kind, "batch": batch, "ms": found}))
+
+
+def _pulled(values: Floats) -> Floats:
+    """A copy in memory of the kind that a pull returns."""
+    array = aligned(values.shape, values.dtype.name)
+    array[:] = values
+    return array
 
 
 if __name__ == "__main__":
