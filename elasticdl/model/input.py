@@ -20,6 +20,7 @@ from elasticdl.model.bad_record_filter import RecordsRefused
 from elasticdl.model.mode import Mode
 from elasticdl.model.module import ModelModule
 from elasticdl.model.structure import Structure, input_specs
+from elasticdl.model.traced_function import TracedFunction
 from elasticdl.model.usercode import described, innermost, place, summary, user_code
 from elasticdl.shard import Task
 
@@ -56,7 +57,7 @@ class Feeder:
         self._module = module
         self._mode = Mode.of(task)
         self._metadata = metadata
-        self._traced: dict[tuple[Any, ...], _Traced] = {}
+        self._traced: dict[tuple[Any, ...], TracedFunction] = {}
 
     def __call__(self, window: Records) -> tuple[Structure, Structure] | None:
         """(features, labels) of a window, or None if `feed` keeps nothing.
@@ -67,7 +68,7 @@ class Feeder:
         with user_code(self._name(), self._module.zoo):
             traced = self._function(window, tensors)
             try:
-                made = traced.call(tensors)
+                made = traced.structured(tensors)
             except _OF_RECORDS as error:
                 if "Dataset was empty" in str(error):
                     return None
@@ -99,7 +100,7 @@ class Feeder:
     def _name(self) -> str:
         return "feed" if self._module.feed_batch is None else "feed_batch"
 
-    def _function(self, window: Records, tensors: Structure) -> _Traced:
+    def _function(self, window: Records, tensors: Structure) -> TracedFunction:
         """The function of windows like this one, which has been converted to `tensors`."""
         key = _form(window)
         traced = self._traced.get(key)
@@ -117,7 +118,7 @@ class Feeder:
             # Random operations of `feed` differ by window, as they should; TensorFlow warns
             # that they depend on the job's seed.
             warnings.filterwarnings("ignore", "Seed .* from outer graph", UserWarning)
-            traced = _Traced(tf.function(body).get_concrete_function(specs))
+            traced = TracedFunction(tf.function(body).get_concrete_function(specs))
         return self._traced.setdefault(key, traced)
 
     def _records_by_dataset(self, records: Structure) -> Structure:
@@ -158,23 +159,6 @@ class Feeder:
         if _length(features) == 0:
             return None
         return features, None if self._mode is Mode.PREDICTION else labels
-
-
-@final
-class _Traced:
-    """A function of one structure of tensors, called without a check of its arguments.
-
-    That check takes longer than most functions `feed_batch`.
-    """
-
-    def __init__(self, function: Any) -> None:  # noqa: ANN401 - TensorFlow has no types
-        self.outputs: Structure = function.structured_outputs
-        self._compiled = function.inference_fn
-        self._captured = list(function.captured_inputs)
-
-    def call(self, tensors: Structure) -> Structure:
-        """The outputs for these tensors, which must be of the structure that was traced."""
-        return self._compiled.call_preflattened([*tf.nest.flatten(tensors), *self._captured])
 
 
 def _form(window: Records) -> tuple[Any, ...]:

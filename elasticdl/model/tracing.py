@@ -27,6 +27,7 @@ from elasticdl.model.module import ModelModule
 from elasticdl.model.optimizers import clipped, clips
 from elasticdl.model.ps_model import PsModel
 from elasticdl.model.structure import Structure
+from elasticdl.model.traced_function import TracedFunction
 from elasticdl.model.usercode import place, user_code
 
 Function: TypeAlias = Callable[..., Any]
@@ -217,14 +218,7 @@ class Tracer:
         function = tf.function(
             step, input_signature=signature, autograph=False
         ).get_concrete_function()
-        compiled, captured = function.inference_fn, list(function.captured_inputs)
-
-        def call(*flat: Tensor) -> Sequence[Tensor]:
-            """Skip the matching of arguments, which takes as long as a small step."""
-            made: Sequence[Tensor] = compiled.call_flat(*flat, *captured)
-            return made
-
-        return call
+        return TracedFunction(function)
 
     def _given(self, flat: Sequence[Tensor]) -> _Given:
         tables = len(self._ps_model.parameters.tables)
