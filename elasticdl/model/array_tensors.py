@@ -28,7 +28,8 @@ def tensor_of(array: Numbers) -> Tensor:
     if small or not array.flags.c_contiguous or array.ctypes.data % ALIGNMENT:
         return _copied(array)
     if not array.flags.writeable:
-        # NumPy does not hand a read-only array over. TensorFlow does not write to its inputs.
+        # NumPy and TensorFlow do not exchange read-only arrays. Operations do not write to their
+        # inputs, and `Tracer` keeps the array from Python in the user's graph.
         array = array.view()
         try:
             array.flags.writeable = True

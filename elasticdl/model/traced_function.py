@@ -10,6 +10,8 @@ import tensorflow as tf
 from elasticdl.model.embedding_hooks import Tensor
 from elasticdl.model.structure import Structure
 
+_PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
+
 
 @final
 class TracedFunction:
@@ -31,3 +33,10 @@ class TracedFunction:
     def structured(self, tensors: Structure) -> Structure:
         """The outputs for these tensors, which must be of the structure that was traced."""
         return self._compiled.call_preflattened([*tf.nest.flatten(tensors), *self._captured])
+
+
+def runs_python(function: Any) -> bool:  # noqa: ANN401 - TensorFlow has no types
+    """Whether a concrete function calls Python (`tf.numpy_function`, `tf.py_function`)."""
+    graph = function.graph.as_graph_def()
+    nodes = [graph.node, *(called.node_def for called in graph.library.function)]
+    return any(node.op in _PYTHON for part in nodes for node in part)

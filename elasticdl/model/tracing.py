@@ -27,7 +27,7 @@ from elasticdl.model.module import ModelModule
 from elasticdl.model.optimizers import clipped, clips
 from elasticdl.model.ps_model import PsModel
 from elasticdl.model.structure import Structure
-from elasticdl.model.traced_function import TracedFunction
+from elasticdl.model.traced_function import TracedFunction, runs_python
 from elasticdl.model.usercode import place, user_code
 
 Function: TypeAlias = Callable[..., Any]
@@ -218,7 +218,18 @@ class Tracer:
         function = tf.function(
             step, input_signature=signature, autograph=False
         ).get_concrete_function()
-        return TracedFunction(function)
+        traced = TracedFunction(function)
+        if not runs_python(function):
+            return traced
+        pulled = 1 + len(self._ps_model.parameters.tables)
+
+        def call(*flat: Tensor) -> Sequence[Tensor]:
+            """Copy what was pulled: TensorFlow lets Python write to the arrays of its tensors."""
+            with tf.device("CPU:0"):
+                copies = [tf.raw_ops.DeepCopy(x=part) for part in flat[:pulled]]
+            return traced(*copies, *flat[pulled:])
+
+        return call
 
     def _given(self, flat: Sequence[Tensor]) -> _Given:
         tables = len(self._ps_model.parameters.tables)

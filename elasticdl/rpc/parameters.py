@@ -37,8 +37,9 @@ class Pulled:
     """Parameters as of `versions` (one per server).
 
     `dense` is the flat vector [trainable_size + additive_size], None if not requested.
-    `rows[t]` is [len(ids[t]), dim of table t], in the order of the requested ids. `seconds` is how
-    long each server took to answer; () if that is not known.
+    `rows[t]` is [len(ids[t]), dim of table t], in the order of the requested ids. Nobody may write
+    to these arrays: steps use them in place, and `dense` may have to revive a server. `seconds` is
+    how long each server took to answer; () if that is not known.
     """
 
     versions: tuple[int, ...]

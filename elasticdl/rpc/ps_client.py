@@ -134,7 +134,7 @@ class ServerPool:
     ) -> Pulled:
         """See `Parameters.pull`.
 
-        The arrays are the caller's, but `dense` is read-only: it may have to revive a server.
+        The arrays are read-only.
         """
         spec = self._known()
         if len(ids) != len(spec.tables):
@@ -162,6 +162,8 @@ class ServerPool:
                 ),
             )
         self._tell_encodings()
+        for part in rows:
+            part.flags.writeable = False
         if flat is not None:
             flat.flags.writeable = False
             # Values of a view are older and must not revive a server.

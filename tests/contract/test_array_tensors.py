@@ -98,13 +98,3 @@ def test_the_memory_lives_as_long_as_the_tensor() -> None:
     others = [np.full(SIZE, -1.0, np.float32) for _ in range(20)]
     np.testing.assert_array_equal(tensor.numpy().reshape(-1), np.arange(SIZE))
     assert len(others) == 20
-
-
-def test_a_function_does_not_write_to_the_array() -> None:
-    array = filled()
-    before = array.copy()
-
-    step: Any = tf.function(lambda given: tf.nn.relu(given - 5.0) * 2.0)
-    for _ in range(3):
-        np.testing.assert_array_equal(step(tensor_of(array)), np.maximum(before - 5, 0) * 2)
-    np.testing.assert_array_equal(array, before)

@@ -20,7 +20,7 @@ from elasticdl.model.dry_run import check_callbacks
 from elasticdl.model.module import ModelModule, load_module
 from elasticdl.model.ps_model import PsModel
 from elasticdl.model.step import CompiledStep, Lookups
-from elasticdl.rpc.parameters import Pulled
+from elasticdl.rpc.parameters import Floats, Pulled, aligned
 
 pytestmark = [
     pytest.mark.contract,
@@ -74,6 +74,19 @@ def pulled(ps_model: PsModel, lookups: Lookups, version: int = 0) -> Pulled:
         for one, ids in zip(parameters.tables, lookups.ids, strict=True)
     )
     return Pulled((version,), ps_model.dense(), rows)
+
+
+def in_shared_memory(values: Pulled) -> Pulled:
+    """These values plus their version, as arrays of the kind that a pull returns."""
+
+    def shared(part: Floats) -> Floats:
+        array = aligned(part.shape, part.dtype.name)
+        np.add(part, part.dtype.type(values.version), out=array)
+        array.flags.writeable = False
+        return array
+
+    assert values.dense is not None
+    return replace(values, dense=shared(values.dense), rows=tuple(map(shared, values.rows)))
 
 
 # Which layers
@@ -694,6 +707,56 @@ def test_a_regularizer_of_embeddings_applies_to_the_rows_of_the_batch(tmp_path: 
     outcome = step.train(features, tf.zeros((2,)), lookups, weights)
     assert outcome.loss == pytest.approx(0.25 * np.square(weights.rows[0]).sum(), rel=1e-5)
     np.testing.assert_allclose(outcome.gradients[0], 0.5 * weights.rows[0], rtol=1e-5)
+
+
+WRITES = """
+def write(array):
+    array[...] = 7.0
+    return array
+def penalty(weights):
+    with tf.control_dependencies([tf.numpy_function(write, [weights], tf.float32)]):
+        return 0.25 * tf.reduce_sum(tf.square(weights))
+"""
+ALONE = """
+def custom_model():
+    x = keras.Input((2000,))
+    return keras.Model(x, layers.Dense(1, use_bias=False, kernel_regularizer={})(x))
+"""
+ROWS = functional(
+    "layers.Embedding(2000, 4, embeddings_regularizer={})", out="0.0 * keras.ops.sum(e, (1, 2))"
+)
+
+
+@pytest.mark.parametrize("penalty", ["keras.regularizers.L2(0.25)", "penalty"])
+@pytest.mark.parametrize("body", [ALONE, ROWS], ids=["one dense variable", "rows"])
+def test_a_step_changes_neither_what_was_pulled_nor_what_earlier_steps_made(
+    tmp_path: Path, body: str, penalty: str
+) -> None:
+    """Weights are large enough to share their memory with TensorFlow."""
+    module = module_with(tmp_path, WRITES + body.format(penalty))
+    ps_model = build(module)
+    step = CompiledStep(ps_model, module)
+    features = (
+        tf.reshape(tf.range(2000, dtype=tf.int64), (1000, 2))
+        if body is ROWS
+        else tf.ones((2, 2000))
+    )
+    labels, made = tf.zeros((len(features), 1)), []
+    for version in range(3):
+        lookups = step.prepare(features, training=True)
+        weights = in_shared_memory(pulled(ps_model, lookups, version))
+        assert weights.dense is not None
+        before = [part.copy() for part in (weights.dense, *weights.rows)]
+        outcome = step.train(features, labels, lookups, weights)
+        arrays = outcome.dense, *outcome.gradients
+        made.append((arrays, [part.copy() for part in arrays]))
+        for part, expected in zip((weights.dense, *weights.rows), before, strict=True):
+            np.testing.assert_array_equal(part, expected)
+        if body is ROWS and penalty != "penalty":
+            np.testing.assert_allclose(outcome.gradients[0], 0.5 * before[1], rtol=1e-5)
+    for arrays, copies in made:
+        for part, expected in zip(arrays, copies, strict=True):
+            np.testing.assert_array_equal(part, expected)
 
 
 def test_a_frozen_table_gets_no_gradient(tmp_path: Path) -> None:
