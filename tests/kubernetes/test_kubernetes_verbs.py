@@ -434,7 +434,7 @@ def test_scale_and_checkpoint_reach_the_master(elasticdl: Commands) -> None:
         "the second worker is there",
     )
     code, _, errors = elasticdl.run("checkpoint", JOB)
-    assert code == 1 and "cannot take a checkpoint: --job-dir is not on a --volume" in errors, (
+    assert code == 1 and "cannot take a checkpoint: the servers share no storage" in errors, (
         "the job's master says so"
     )
 
