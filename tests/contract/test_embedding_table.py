@@ -403,8 +403,8 @@ def perform(table: Table, operation: str, argument: Any, step: int, dtype: Dtype
             table.begin_view(argument)
         return
     if operation == "advance":
-        # A server has the rate of each step. A table that learns its first rate after a view shows the
-        # view's idle rows at that rate; the reference froze them without one.
+        # A server has the rate of each step. A table that learns its first rate after a view shows
+        # the view's idle rows at that rate; the reference froze them without one.
         table.advance(step + argument, 0.05)
         return
     ids = np.array(argument, np.int64)
