@@ -151,12 +151,6 @@ class ControlService(ParameterServerServicer):
     def Save(self, request: pb.SaveRequest, context: grpc.ServicerContext) -> pb.SaveReply:
         self._last |= self._held & {request.snapshot}
         base = request.base if request.HasField("base") else None
-
-        def is_wanted() -> bool:
-            # The master drops a view during its upload if a server leaves, for whose last
-            # checkpoint that upload would take the time.
-            return context.is_active() and request.snapshot in self._views
-
         saved = self._do(
             context,
             lambda: save_at(
@@ -166,7 +160,7 @@ class ControlService(ParameterServerServicer):
                 request.directory,
                 base,
                 request.pause_s,
-                is_wanted,
+                context.is_active,
             ),
         )
         return pb.SaveReply(

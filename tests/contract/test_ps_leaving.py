@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elasticdl.checkpoint import stored
 from elasticdl.cluster.base import ProcessName
 from elasticdl.cluster.role_environment import RoleEnvironment
 from elasticdl.errors import ElasticDLError, TransientError
@@ -133,34 +132,6 @@ def test_a_leaving_server_takes_part_in_another_checkpoint_if_its_last_one_faile
     leaving.cut(2, until=1)
     leaving.save(2)
     assert leaving.service.handed_over.is_set()
-
-
-@pytest.mark.usefixtures("empty")
-def test_an_upload_ends_when_the_master_drops_its_view(
-    leaving: Leaving, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A leaving server's last checkpoint must not wait for it."""
-    begun, dropped, upload = threading.Event(), threading.Event(), stored.upload_part
-
-    def after_the_drop(file: Path, folder: str, is_wanted: Callable[[], bool]) -> str:
-        begun.set()
-        assert dropped.wait(LIMIT_S)
-        return upload(file, folder, is_wanted)
-
-    async def work(control: GrpcServerControl) -> None:
-        address = "s3://bucket/job/version-1"
-        saving = asyncio.create_task(control.save(SnapshotId(1), address, timeout_s=LIMIT_S))
-        assert await asyncio.to_thread(begun.wait, LIMIT_S)
-        await control.drop(SnapshotId(1), timeout_s=LIMIT_S)
-        dropped.set()
-        with pytest.raises(TransientError, match="nobody waits"):
-            await saving
-
-    monkeypatch.setattr(stored, "upload_part", after_the_drop)
-    leaving.push(1)
-    leaving.cut(1, until=1)
-    leaving.master(work)
-    leaving.cut(2, until=1)
 
 
 def test_a_sealed_server_admits_no_push_until_that_very_seal_is_undone(leaving: Leaving) -> None:

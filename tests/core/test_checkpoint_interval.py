@@ -331,68 +331,6 @@ def test_old_checkpoints_of_a_store_are_removed_after_the_new_one_is_announced(
     assert commands.index(c.DropSnapshot(save.snapshot, saved=True)) < commands.index(prune)
 
 
-def uploading(bench: type[Bench], **flags: Any) -> tuple[Bench, c.SaveSnapshot]:
-    """A job that has a checkpoint in a store, and uploads the next one."""
-    job = in_a_store(bench, checkpoint_seconds=60, **flags)
-    saved(job, cut(job, 1))
-    job.put(e.VersionAdvanced(0, 6))
-    assert ordered(job, 60)
-    return job, cut(job, 6)
-
-
-def leave(job: Bench, index: int = 0) -> list[c.Command]:
-    return job.put(e.CheckpointRequested(0, job.ps(index)))
-
-
-def test_a_leaving_server_ends_the_upload_of_another_checkpoint(bench: type[Bench]) -> None:
-    """It has 40 s for its own one."""
-    job, save = uploading(bench)
-    job.tick(1)
-    commands = leave(job)
-    assert c.DropSnapshot(save.snapshot) in commands and job.of(c.TakeSnapshot, commands)
-    last = cut(job, 7)
-    assert last.pause_s == 0
-    job.put(e.SnapshotFailed(0, save.snapshot, "nobody waits for it any longer"))
-    assert not job.said("checkpoint failed")
-    saved(job, last)
-    assert [one.version for one in job.state.status().checkpoints] == [1, 7]
-
-
-def test_an_upload_that_was_complete_before_it_was_ended_counts(bench: type[Bench]) -> None:
-    job, save = uploading(bench)
-    leave(job)
-    saved(job, save)
-    saved(job, cut(job, 7))
-    assert [one.version for one in job.state.status().checkpoints] == [1, 6, 7]
-
-
-@pytest.mark.parametrize("why", ["another server leaves", "a server is away", "the last one"])
-def test_an_upload_that_others_need_goes_on(bench: type[Bench], why: str) -> None:
-    job, save = uploading(bench, num_ps_pods=2)
-    match why:
-        case "another server leaves":
-            leave(job, 1)
-            save = cut(job, 7)
-        case "a server is away":
-            job.die(job.ps(1))
-        case "the last one":
-            saved(job, save)
-            job.train_all()
-            save = cut(job, 7)
-    commands = leave(job)
-    assert not job.of(c.DropSnapshot, commands) and not job.of(c.TakeSnapshot, commands)
-
-
-def test_uploads_that_take_longer_than_the_interval_do_not_follow_at_once(
-    bench: type[Bench],
-) -> None:
-    job, save = uploading(bench)
-    job.tick(90)
-    job.put(e.SnapshotSaved(0, save.snapshot, 6, "version-6", 9, paused_s=90))
-    job.put(e.VersionAdvanced(0, 7))
-    assert ordered(job, 30)
-
-
 def test_a_job_without_a_place_takes_none(bench: type[Bench]) -> None:
     job = begun(bench, image_name="zoo:1")
     assert not ordered(job, 10_000)
@@ -452,3 +390,17 @@ def test_the_interval_is_a_flag_of_training_alone() -> None:
     flags = {"model_zoo": "z", "model_def": "m", "validation_data": "v"}
     spec = JobSpec.from_flags(Action.EVALUATE, {**flags, "checkpoint_dir_for_init": "c"})
     assert "checkpoint_seconds" not in spec.flags(defaults=False)
+
+
+def test_uploads_that_take_longer_than_the_interval_do_not_follow_at_once(
+    bench: type[Bench],
+) -> None:
+    job = in_a_store(bench, checkpoint_seconds=60)
+    saved(job, cut(job, 1))
+    job.put(e.VersionAdvanced(0, 6))
+    assert ordered(job, 60)
+    save = cut(job, 6)
+    job.tick(90)
+    job.put(e.SnapshotSaved(0, save.snapshot, 6, "version-6", 9, paused_s=90))
+    job.put(e.VersionAdvanced(0, 7))
+    assert ordered(job, 30)

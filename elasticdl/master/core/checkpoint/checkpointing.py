@@ -60,7 +60,7 @@ class Checkpointing:
         self.wanted = ""
         self.saving: Saving | None = None
         self._slow: Saving | None = None
-        """A save that was given up, as too slow or for a leaving server; it may still complete."""
+        """A save that was given up as too slow; it may still complete."""
         self.saved: list[Saved] = []
         self.undone: list[int] = []
         """Versions of complete checkpoints that have undone steps."""
@@ -140,10 +140,8 @@ class Checkpointing:
             return
         self._failures, self._given_up, self._retry_at_s = 0, False, self._context.now_s
         self._awaited = True
-        self.hurry()
-        if leaving:
-            self._end_upload()
         self._leaving += (leaving,) if leaving else ()
+        self.hurry()
         if leaving and self._cut is not None:
             # That server may have acknowledged updates since it made its part of the cut.
             self._wanted_after_cut = f"{leaving} leaves"
@@ -151,21 +149,6 @@ class Checkpointing:
         self.request(f"{leaving} leaves" if leaving else "requested by a user")
         if not leaving:
             self._context.orders.announce("checkpoint", f"checkpoint requested{self.not_yet()}")
-
-    def _end_upload(self) -> None:
-        """Give up a checkpoint that is being uploaded: a leaving server cannot wait for it.
-
-        One that another leaving server, a change of the servers or a return needs goes on.
-        """
-        saving, context = self.saving, self._context
-        if saving is None or not context.spec.checkpoints_at or context.servers_away():
-            return
-        if self._leaving or saving.final or saving.id == self._hurried:
-            return
-        self._delayed(saving)
-        # It may be complete by now.
-        self._slow, self.saving = saving, None
-        self._context.orders.give(DropSnapshot(saving.id))
 
     def _announce_leaving(self, server: ProcessName, why_not: str) -> None:
         since = f"since version {self.saved[-1].version}" if self.saved else "so far"
@@ -523,10 +506,12 @@ class Checkpointing:
         self._delayed(saving)
         now_s = self._context.now_s
         if self._is_counted(saving.id):
-            # As if servers had not paused: else the next one would come later. But uploads must
-            # not follow each other at once.
-            self._counts_from_s = now_s - min(paused_s, self._seconds / 2)
             self._took_s = now_s - paused_s - saving.delays_s
+            if self._context.spec.checkpoints_at:
+                # An upload may take longer than the interval, and must not follow another at once.
+                paused_s = min(paused_s, self._seconds / 2)
+            # As if servers had not paused: else the next one would come later.
+            self._counts_from_s = now_s - paused_s
 
     def _list(self, event: SnapshotSaved, written: Saving | None, *, late: bool) -> None:
         """List a checkpoint; it replaces one of the same path, as on disk.
