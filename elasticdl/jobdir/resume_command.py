@@ -60,8 +60,8 @@ def _in_store(job_json: Mapping[str, Any]) -> bool:
     try:
         return bool(JobSpec.model_validate(job_json).checkpoints_at)
     except ValidationError:
-        # Of another release.
-        return False
+        # Of another release: a command that resumes nothing is better than one that starts over.
+        return bool((job_json.get("checkpoint") or {}).get("checkpoint_dir"))
 
 
 def _action(job_json: Mapping[str, Any]) -> str:

@@ -42,13 +42,17 @@ class DirectoryCopy:
         self._thread.close(last=False)
 
     def _copy_changed(self) -> None:
-        if self._lost:
-            return
         try:
             self._copy.copy()
         except AddressLost as error:
+            # The other command may be refused, and leave the address to us.
+            if not self._lost:
+                self._tell(error.message, "warning")
             self._lost = True
-            self._tell(error.message, "warning")
+            return
+        if self._lost:
+            self._lost = False
+            self._changed("")
 
     def _tell(self, text: str, level: str) -> None:
         """Announce an event; called in the thread that copies."""

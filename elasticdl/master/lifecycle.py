@@ -85,25 +85,28 @@ async def serve(environment: MasterEnvironment, platform: Platform) -> FinishJob
 
 async def _finish(master: Master, environment: MasterEnvironment, platform: Platform) -> FinishJob:
     """Run the master to its end, and save the outcome if it is the job's."""
-    finish = await _run(master, environment, platform)
-    if not master.has_left and finish.exit_code not in _CONTINUED:
-        finish = master.with_resume_command(finish)
-        master.close_record(finish)
-        outcome, status = master.outcome(finish)
-        leave_outcome(environment.directory, outcome, status)
-        if status is not None:
-            leave_report(environment.directory, lambda: master.snapshot(outcome, status))
+    try:
+        finish = await _run(master, environment, platform)
+        ends = not master.has_left and finish.exit_code not in _CONTINUED
+        if ends:
+            finish = master.with_resume_command(finish)
+            master.close_record(finish)
+            outcome, status = master.outcome(finish)
+            leave_outcome(environment.directory, outcome, status)
+            if status is not None:
+                leave_report(environment.directory, lambda: master.snapshot(outcome, status))
+    finally:
         # Only now: it may wait for a store, and a master that is ended at once is soon killed.
         await asyncio.to_thread(master.record.close)
-        if platform.has_next:
-            tell_story(master.record.event_log)
-        version = status.version if status is not None else 0
-        # First: a next master that finds neither outcome nor journal would begin the job anew.
-        await platform.tell(outcome)
-        await asyncio.gather(*(one.end(outcome, version) for one in master.trackers))
-    else:
-        await asyncio.to_thread(master.record.close)
+    if not ends:
         await asyncio.gather(*(one.close() for one in master.trackers))
+        return finish
+    if platform.has_next:
+        tell_story(master.record.event_log)
+    version = status.version if status is not None else 0
+    # First: a next master that finds neither outcome nor journal would begin the job anew.
+    await platform.tell(outcome)
+    await asyncio.gather(*(one.end(outcome, version) for one in master.trackers))
     return finish
 
 

@@ -134,18 +134,22 @@ class Store:
     ) -> None:
         """Write an object with the bytes of a file. Also raises OSError of the file.
 
-        The limit counts from the last bytes that the store took. `is_wanted` is asked between
-        pieces of the file: no longer is a TransientError.
+        The limit counts from the last bytes that the store took. `is_wanted` is asked before
+        each try and between pieces of the file: no longer is a TransientError.
         """
         progress = Progress()
         with file.open("rb", buffering=0) as source:
 
+            def need() -> None:
+                if not is_wanted():
+                    raise TransientError(f"{address}: nobody waits for it any longer")
+
             def put() -> None:
+                need()
                 source.seek(0)
                 with self._created(address) as stream:
                     while chunk := source.read(_CHUNK_BYTES):
-                        if not is_wanted():
-                            raise TransientError(f"{address}: nobody waits for it any longer")
+                        need()
                         stream.write(chunk)
                         if source.tell() % _FLUSHED_BYTES == 0:
                             stream.flush()

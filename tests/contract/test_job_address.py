@@ -693,8 +693,9 @@ def test_a_file_of_flags_that_is_not_there_is_a_wrong_flag(server: ObjectStore) 
         settle(Request(Action.TRAIN, {}, "s3://bucket/none.yaml"))
 
 
+@pytest.mark.parametrize("why", ["its owner cannot be read", "it has another owner"])
 def test_a_master_copies_at_once_and_tells_once_that_it_cannot_and_that_it_can_again(
-    server: ObjectStore, on: Callable[[str], WorkingDirectory]
+    why: str, server: ObjectStore, on: Callable[[str], WorkingDirectory]
 ) -> None:
     on("a")
     events: list[Announce] = []
@@ -704,7 +705,10 @@ def test_a_master_copies_at_once_and_tells_once_that_it_cannot_and_that_it_can_a
         copy.start()
         try:
             await until_async("the first copy", lambda: "index.json" in keys(server))
-            server.put("jobs/iris/owner.json", b"damaged")
+            if why == "it has another owner":
+                another_owner(server)
+            else:
+                server.put("jobs/iris/owner.json", b"damaged")
             directory.events.write_text("more\n")
             await until_async("it is told", lambda: len(events) == 1)
             write_owner()
@@ -720,4 +724,4 @@ def test_a_master_copies_at_once_and_tells_once_that_it_cannot_and_that_it_can_a
 
         asyncio.run(master())
     assert [event.level for event in events] == ["warning", "info"]
-    assert "not copied to s3://bucket/jobs/iris" in events[0].text
+    assert "copied to s3://bucket/jobs/iris: " in events[0].text

@@ -216,8 +216,11 @@ class CheckpointArchive:
         if is_address(directory):
             # A request to a store takes no time from training, as an upload.
             paused_s += time.monotonic() - begin_s
-        self.restore_from = directory
-        self._newest_taken = _Newest(command.snapshot, directory, manifest, command.hurried)
+        newest = self._newest_taken
+        if newest is None or newest.snapshot < command.snapshot:
+            # One that was given up as too slow may be complete after a newer one.
+            self.restore_from = directory
+            self._newest_taken = _Newest(command.snapshot, directory, manifest, command.hurried)
         if not (command.hurried or command.keeps):
             await self.prune(command.version, command.held)
         problem = ""
