@@ -331,11 +331,21 @@ def test_a_checkpoint_is_not_removed_for_a_later_version_that_was_passed_over(
     bench.save(3)
     damaged, _ = bench.save(5)
     (Path(damaged) / "a.bin").write_bytes(b"cow" * 10)
+    bench = Bench(tmp_path, keep_checkpoint_max=1, resume=True)
     path, _ = bench.save(4, "newest that is whole")
     assert bench.archive.restore_from == path and Path(path).exists()
     assert bench.archive.beginning().ledger == "newest that is whole"
     bench.save(6)
     assert bench.names() == ["version-6"]
+
+
+def test_a_slow_checkpoint_that_is_complete_after_a_newer_one_is_not_the_newest(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(tmp_path)
+    newest, _ = bench.save(5)
+    bench.save(4)
+    assert bench.archive.restore_from == newest and len(bench.names()) == 2
 
 
 @pytest.mark.parametrize("beginning", ["resume", "init"])
