@@ -24,10 +24,9 @@ from tests.kubernetes.faults import (
     name_of,
     processes,
 )
-from tests.kubernetes.jobs import DATA, Job, Jobs, until_seen
+from tests.kubernetes.jobs import DATA, STEP_LIMIT_S, Job, Jobs, until_seen
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]
-STEP_LIMIT_S = 120.0
 
 
 @pytest.mark.usefixtures("fake_nodes")
