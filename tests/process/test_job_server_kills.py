@@ -258,9 +258,11 @@ def test_servers_workers_and_masters_that_are_killed_by_turns_lose_no_update(
     # By their words, not by their order: the servers that were killed last may have come back after
     # the job was seen to train on.
     back = [one["text"] for one in returns(job)]
-    again = [text for text in back if "workers push again" in text]
-    kept = [text for text in back if "no update of its part was lost" in text]
-    assert len(again) == 2 and kept and len(again) + len(kept) == len(back), back
+    # A server that is lost right after a checkpoint may lack nothing.
+    words = ("workers push again", "no update of its part was lost")
+    restored = [text for text in back if "restored version" in text]
+    assert len(restored) == 2 < len(back), back
+    assert all(any(one in text for one in words) for text in back), back
     check_weights(job, tmp_path, most_repeated=2 * MINIBATCH)
     check_deltas(job.directory / "checkpoints")
 
