@@ -21,7 +21,13 @@ from typing import TypeVar
 
 from elasticdl.checkpoint import store
 from elasticdl.checkpoint.layout import MANIFEST, VERSION_PREFIX, directory_name
-from elasticdl.checkpoint.manifest import Manifest, PartFile, name_when_written, parse_manifest
+from elasticdl.checkpoint.manifest import (
+    Manifest,
+    PartFile,
+    checksum_of,
+    name_when_written,
+    parse_manifest,
+)
 from elasticdl.checkpoint.part import Part, header_of
 from elasticdl.errors import Corrupted, TransientError, UserError
 from elasticdl.native import _native
@@ -54,7 +60,13 @@ def upload(directory: Path, manifest: Manifest, address: str) -> None:
                 there.upload(directory / file.name, target)
     names = [*(part.name for part in manifest.files), MANIFEST]
     folders.upload(directory, names, below(address, directory_name(manifest.version)), MANIFEST)
-    there.write(below(address, NEWEST), json.dumps({"version": manifest.version}).encode())
+    name_newest(address, manifest.version)
+
+
+def name_newest(address: str, version: int) -> None:
+    """Name the newest version beside the listing. Raises UserError, TransientError."""
+    there = store_of(address)
+    there.write(below(address, NEWEST), json.dumps({"version": version}).encode())
 
 
 def prune(address: str, keep: int, newest: int, held: Container[str] = ()) -> None:
@@ -246,7 +258,7 @@ def verify_part(address: str, version: int, part: PartFile) -> None:
             crc = _native.crc32c(opened.read(begin, min(part.bytes, begin + _CHUNK_BYTES)), crc)
     except Absent as error:
         raise Corrupted(error.message) from error
-    if (actual := f"crc32c:{crc:08x}") != part.checksum:
+    if (actual := checksum_of(crc)) != part.checksum:
         raise Corrupted(f"{place} has checksum {actual}, expected {part.checksum}")
 
 

@@ -17,6 +17,11 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+def checksum_of(crc: int) -> str:
+    """The text of a CRC-32C: `crc32c:` and 8 hex digits."""
+    return f"crc32c:{crc:08x}"
+
+
 class PartFile(_Frozen):
     """One server's file: its name, its size and its checksum (`crc32c:` and 8 hex digits)."""
 

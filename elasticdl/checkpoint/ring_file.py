@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from elasticdl.checkpoint import store
-from elasticdl.checkpoint.manifest import PartFile
+from elasticdl.checkpoint.manifest import PartFile, checksum_of
 from elasticdl.errors import Corrupted, UserError
 from elasticdl.native import _native
 from elasticdl.private_file import private
@@ -77,7 +77,7 @@ def write(directory: Path, version: int, arrays: Mapping[str, NDArray[np.generic
             crc, size = _native.crc32c(piece, crc), size + len(piece)
         file.flush()
         os.fsync(file.fileno())
-    return PartFile(name=NAME, bytes=size, checksum=f"crc32c:{crc:08x}")
+    return PartFile(name=NAME, bytes=size, checksum=checksum_of(crc))
 
 
 def read(directory: Path) -> tuple[int, dict[str, NDArray[np.generic]]]:

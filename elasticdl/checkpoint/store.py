@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elasticdl.checkpoint.layout import MANIFEST, VERSION_PREFIX, directory_name
-from elasticdl.checkpoint.manifest import Link, Manifest, PartFile, parse_manifest
+from elasticdl.checkpoint.manifest import Link, Manifest, PartFile, checksum_of, parse_manifest
 from elasticdl.errors import Corrupted, UserError
 from elasticdl.native import _native
 from elasticdl.private_file import make_private, private, sync_entry
@@ -227,7 +227,7 @@ def checksum(path: Path) -> str:
     with path.open("rb", buffering=0) as file:
         while chunk := file.read(_CHUNK_BYTES):
             crc = _native.crc32c(chunk, crc)
-    return f"crc32c:{crc:08x}"
+    return checksum_of(crc)
 
 
 def complete_ones(location: Path) -> list[Path]:

@@ -7,7 +7,6 @@ What no manifest names does not count, and is removed with the versions before t
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 from collections.abc import Callable, Iterator
@@ -29,10 +28,10 @@ _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class StoredCheckpoint:
-    """A verified checkpoint at the address `folder`, and why newer ones were rejected."""
+class FoundCheckpoint:
+    """A verified checkpoint, in a directory or at an address, and why newer ones were rejected."""
 
-    folder: str
+    where: str
     manifest: Manifest
     rejected: tuple[str, ...] = ()
 
@@ -61,19 +60,18 @@ def complete(address: str, manifest: Manifest) -> str:
 
     Raises FileLost if the store lacks a file that the manifest names, UserError, TransientError.
     """
-    folder, there = folder_of(address, manifest.version), store_of(address)
+    folder = folder_of(address, manifest.version)
     copies.require_files(address, manifest)
-    there.write(below(folder, MANIFEST), manifest.as_json().encode())
+    store_of(folder).write(below(folder, MANIFEST), manifest.as_json().encode())
     try:
-        newest = json.dumps({"version": manifest.version}).encode()
-        there.write(below(address, copies.NEWEST), newest)
+        copies.name_newest(address, manifest.version)
     except ElasticDLError as error:
         # It only helps if a listing is late: the manifest counts.
         _LOG.warning("%s", error.message)
     return folder
 
 
-def newest(address: str) -> StoredCheckpoint | None:
+def newest(address: str) -> FoundCheckpoint | None:
     """The newest checkpoint of which every byte is as its manifest says; it is read, not kept.
 
     `address` is that of one checkpoint, or of the folder of several. None if none was ever
@@ -88,7 +86,7 @@ def newest(address: str) -> StoredCheckpoint | None:
             if (whole := copies.manifest_if_there(folder)) is None:
                 continue
             copies.verify(place, whole)
-            return StoredCheckpoint(folder, whole, tuple(rejected))
+            return FoundCheckpoint(folder, whole, tuple(rejected))
         except Corrupted as error:
             rejected.append(error.message)
     if rejected:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from elasticdl.checkpoint import stored
 from elasticdl.checkpoint.layout import part_name
+from elasticdl.checkpoint.manifest import checksum_of
 from elasticdl.checkpoint.part import Part, PartHeader
 from elasticdl.embedding.spec import ParametersSpec
 from elasticdl.errors import PermanentError, TransientError
@@ -154,4 +155,4 @@ def _written(
     except OSError as error:
         making.unlink(missing_ok=True)
         raise TransientError(f"cannot write {path}: {error.strerror or error}") from error
-    return size, f"crc32c:{crc:08x}", paused_s
+    return size, checksum_of(crc), paused_s

@@ -1,12 +1,17 @@
-"""An object store on loopback, for the tests of a file."""
+"""An object store on loopback for the tests of a file, and parameter servers for one test."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.object_store import ObjectStore, reached, serving
+
+if TYPE_CHECKING:
+    from tests.contract.ps_stage import Stage
 
 
 @pytest.fixture(scope="module")
@@ -20,3 +25,19 @@ def server() -> Iterator[ObjectStore]:
 def empty(server: ObjectStore) -> None:
     """Without objects in its bucket."""
     server.buckets["bucket"].clear()
+
+
+@pytest.fixture
+def open_stage() -> Iterator[Callable[[int], Stage]]:
+    """Open stages of so many parameter servers; they close after the test."""
+    # Most tests here need none.
+    from tests.contract.ps_stage import Stage
+
+    with ExitStack() as stack:
+
+        def make(count: int) -> Stage:
+            stage = Stage(count)
+            stack.callback(stage.close)
+            return stage
+
+        yield make

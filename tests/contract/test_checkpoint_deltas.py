@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -132,18 +132,6 @@ class Training:
         else:
             self.base = (snapshot, directory, manifest)
         return directory
-
-
-@pytest.fixture
-def open_stage() -> Iterator[Callable[[int], Stage]]:
-    with ExitStack() as stack:
-
-        def make(count: int) -> Stage:
-            stage = Stage(count)
-            stack.callback(stage.close)
-            return stage
-
-        yield make
 
 
 @pytest.fixture

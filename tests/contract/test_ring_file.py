@@ -57,7 +57,7 @@ def test_it_comes_back_from_a_store_if_members_share_no_directory(tmp_path: Path
         whole = Manifest(version=12, servers=0, parameters=None, files=(part,), ledger="{}")
         where = stored.complete(address, whole)
     found = stored.newest(address)
-    assert found is not None and found.folder == where
+    assert found is not None and found.where == where
     with stored.directory_with(where) as directory:
         version, arrays = ring_file.read(directory)
         assert ring_file.shapes(directory).keys() == ARRAYS.keys()

@@ -8,7 +8,7 @@ import itertools
 import json
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -112,18 +112,6 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def open_stage() -> Iterator[Callable[[int], Stage]]:
-    with ExitStack() as stack:
-
-        def make(count: int) -> Stage:
-            stage = Stage(count)
-            stack.callback(stage.close)
-            return stage
-
-        yield make
-
-
-@pytest.fixture
 def job(open_stage: Callable[[int], Stage], tmp_path: Path) -> Job:
     archive = archive_of(tmp_path / "master", num_ps_pods=2, keep_checkpoint_max=2)
     made = Job(open_stage(2), spec_of(RULES[2]), tmp_path / "made", archive=archive)
@@ -215,7 +203,7 @@ def test_a_store_that_is_away_for_a_moment_costs_a_while_and_a_refusal_only_that
         job.take()
     server.buckets["bucket"] = bucket
     found = stored.newest(ADDRESS)
-    assert found is not None and found.folder == first
+    assert found is not None and found.where == first
     job.push()
     # What was changed since the failed one is in it, too: a delta of the first.
     newest = copies.manifest(job.take().directory)

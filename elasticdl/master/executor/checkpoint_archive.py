@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from elasticdl.checkpoint import copies, store
 from elasticdl.checkpoint.manifest import Link, Manifest, PartFile
+from elasticdl.checkpoint.stored import FoundCheckpoint
 from elasticdl.checkpoint.strategy import strategy_of
 from elasticdl.embedding.spec import ParametersSpec
 from elasticdl.errors import Corrupted, PermanentError, TransientError, UserError
@@ -30,7 +31,6 @@ from elasticdl.master.core.data.sharding import ShardPlan
 from elasticdl.master.executor.checkpoint_place import (
     CheckpointPlace,
     DirectoryPlace,
-    FoundCheckpoint,
     StorePlace,
 )
 from elasticdl.master.executor.run_before import run_before

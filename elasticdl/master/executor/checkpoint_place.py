@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Container
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, final
 
 from elasticdl.checkpoint import copies, store, stored
 from elasticdl.checkpoint.layout import incomplete_checkpoint
 from elasticdl.checkpoint.manifest import Link, Manifest
+from elasticdl.checkpoint.stored import FoundCheckpoint
 from elasticdl.errors import Corrupted, ElasticDLError, TransientError
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class FoundCheckpoint:
-    """A verified checkpoint, in a directory or at an address, and why newer ones were rejected."""
-
-    where: str
-    manifest: Manifest
-    rejected: tuple[str, ...] = ()
 
 
 class CheckpointPlace(Protocol):
@@ -134,10 +125,7 @@ class StorePlace:
             _LOG.warning("cannot remove old checkpoints in %s: %s", self._address, error.message)
 
     def newest(self) -> FoundCheckpoint | None:
-        found = stored.newest(self._address)
-        if found is None:
-            return None
-        return FoundCheckpoint(found.folder, found.manifest, found.rejected)
+        return stored.newest(self._address)
 
 
 def _not_written(path: Path, error: OSError) -> TransientError:
