@@ -72,10 +72,6 @@ class Weights:
         )
 
 
-TORN = Weights(windows=((-1, "half of another's", 0, 0),) * 10_000)
-"""Nobody may go on from these."""
-
-
 @dataclass(eq=False)
 class Worker:
     name: ProcessName
@@ -266,10 +262,6 @@ class RingWorld:
             self.workers.pop(name, None)
             self.pending.append(e.ProcessEnded(0, name, ExitStatus(signal=9, asked=True)))
 
-    def worker(self, index: int) -> Worker | None:
-        names = sorted(self.workers)
-        return self.workers[names[index % len(names)]] if names else None
-
     def kill(self, worker: Worker, *, tell: bool = True) -> None:
         """`tell` False: the exit is seen later, as on a cluster with a slow watch; its connection
         breaks at once.
@@ -375,7 +367,7 @@ class RingWorld:
             one.inside == worker.inside and present(one.weights).number == item.number
             for one in members
         ):
-            self.confirm(members[0])
+            self.tell(members[0], present(members[0].weights))
             for one in members:
                 one.marks.add(item.number)
 
@@ -426,10 +418,8 @@ class RingWorld:
             return None
         return [self.workers[name] for name in self.ring.members]
 
-    def enter(self, torn: int = 99) -> None:
-        """The members of the newest generation meet; `torn`: only so many get the weights before it
-        breaks.
-        """
+    def enter(self) -> None:
+        """The members of the newest generation meet, and all get the weights."""
         members = self.members(self.ring.generation) if self.newest_ring else None
         if members is None or any(
             one.silent or one.form is not self.newest_ring or one.entered >= self.ring.generation
@@ -437,7 +427,6 @@ class RingWorld:
         ):
             return
         holders = [present(members[rank].weights) for rank in self.ring.holders]
-        assert TORN not in holders
         if holders:
             elected = max(holders, key=lambda weights: weights.version)
         else:
@@ -448,25 +437,15 @@ class RingWorld:
         if elected.number < self.ring.first_item:
             elected = elected.at(self.ring.first_item)
         # Restored ones were told before; handed over ones are safe when everybody has them.
-        for rank, one in enumerate(members):
-            if rank < torn:
-                one.weights = elected
-                one.entered = one.inside = self.ring.generation
-                self.held_by = self.ring.members if torn >= len(members) else self.held_by
-            else:
-                # One that had none before takes them bit by bit; the others keep what they have
-                # until all is there.
-                one.weights = one.weights if one.entered else TORN
-                one.broken = self.ring.generation
-        if torn >= len(members) and holders:
+        self.held_by = self.ring.members
+        for one in members:
+            one.weights = elected
+            one.entered = one.inside = self.ring.generation
+        if holders:
             self.tell(members[0], handed)
         for one in members:
             one.reports.append(one.word())
-        if torn < len(members):
-            for one in members[:torn]:
-                self.broke(one)
-        else:
-            self.newest = elected
+        self.newest = elected
 
     def tell(self, leader: Worker, weights: Weights) -> None:
         """Progress that every member has."""
@@ -480,14 +459,8 @@ class RingWorld:
                 )
             )
 
-    def confirm(self, leader: Worker) -> None:
-        self.tell(leader, present(leader.weights))
-
-    def step(self, only: int = 99) -> None:
-        """One step of the newest generation.
-
-        `only`: so many members have it when it breaks for the others.
-        """
+    def step(self) -> None:
+        """One step of the newest generation."""
         members = [
             self.workers[name]
             for name in (self.ring.members if self.newest_ring else ())
@@ -511,13 +484,8 @@ class RingWorld:
             return
         assert len(set(windows)) == 1, f"members train on different records: {windows}"
         before = present(inside[0].weights)
-        for rank, one in enumerate(inside):
-            if rank < only:
-                self.apply(one, present(windows[0]))
-        if only < len(inside):
-            for one in inside:
-                self.broke(one)
-            return
+        for one in inside:
+            self.apply(one, present(windows[0]))
         self.newest = present(inside[0].weights)
         self.tell(inside[0], before)
 

@@ -36,9 +36,7 @@ def test_a_job_that_is_ended_at_once_forms_no_rings_of_those_that_are_about_to_e
     assert world.t < 30
 
 
-def test_records_that_fail_in_the_module_on_every_member_end_the_job_without_relaunches_left() -> (
-    None
-):
+def test_records_that_fail_in_the_module_on_every_member_end_the_job() -> None:
     """No member holds a shard that could be blamed, and whoever comes gets the same minibatch: it
     went on for ever.
     """
@@ -46,7 +44,7 @@ def test_records_that_fail_in_the_module_on_every_member_end_the_job_without_rel
     failed = []
     train = world.step
 
-    def step(only: int = 99) -> None:
+    def step() -> None:
         for worker in list(world.workers.values()):
             item = (
                 worker.items.get(worker.weights.number)
@@ -70,7 +68,7 @@ def test_records_that_fail_in_the_module_on_every_member_end_the_job_without_rel
                 world.put(
                     e.ProcessEnded(0, worker.name, ExitStatus(exit_code=int(ExitCode.USER_ERROR)))
                 )
-        train(only)
+        train()
 
     world.step = step  # type: ignore[method-assign]
     world.run_out()
