@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elasticdl.paused_collection import paused_collection
+from tests.async_tests import pytest_pyfunc_call as pytest_pyfunc_call
 from tests.lost_memory import lose_servers
 from tests.silence import Silence, print_stacks_on_request
 from tests.waiting import until

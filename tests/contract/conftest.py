@@ -1,9 +1,12 @@
-"""An object store on loopback for the tests of a file, and parameter servers for one test."""
+"""An object store on loopback for the tests of a file, and parameter servers or a page for one
+test.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +15,7 @@ from tests.object_store import ObjectStore, reached, serving
 
 if TYPE_CHECKING:
     from tests.contract.ps_stage import Stage
+    from tests.contract.status_stage import Page
 
 
 @pytest.fixture(scope="module")
@@ -41,3 +45,11 @@ def open_stage() -> Iterator[Callable[[int], Stage]]:
             return stage
 
         yield make
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> AbstractAsyncContextManager[Page]:
+    """A master's page, and a client that has the token."""
+    from tests.contract.status_stage import paged
+
+    return paged(tmp_path)

@@ -18,13 +18,11 @@ import grpc.aio
 
 from elasticdl.clock import Clock, ManualClock
 from elasticdl.cluster.base import ProcessName, ProcessSpec
-from elasticdl.errors import PermanentError
 from elasticdl.history.event_log import EventLog
 from elasticdl.history.lines import JsonLines
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.job_status import unknown_status
-from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened
 from elasticdl.master.core.commands import Command
 from elasticdl.master.core.events import Event
@@ -33,7 +31,6 @@ from elasticdl.master.core.ps.roll_back import RollBack
 from elasticdl.master.core.ps.server_map import ServerMap
 from elasticdl.master.driver import Driver
 from elasticdl.master.event_queue import EventQueue
-from elasticdl.master.executor.checkpoint_archive import SavedCheckpoint
 from elasticdl.master.executor.executor import Executor, ExecutorDeps
 from elasticdl.master.executor.fencing import Fences
 from elasticdl.master.executor.launcher import Launcher
@@ -56,6 +53,7 @@ from elasticdl.shard import Lease, Shard, ShardId, Task
 from elasticdl.tls import CertifiedKey
 from elasticdl.tls.contexts import server_context
 from elasticdl.tokens import process_token
+from tests.contract.absent_parts import NoArchive, no_preflight
 from tests.fake_cluster import FakeCluster
 
 TOKEN = "the-token-of-this-job"
@@ -241,21 +239,6 @@ class ScriptedServer(ParameterServerServicer):
         return pb.Done()
 
 
-async def no_preflight() -> None:
-    """These tests begin their jobs themselves."""
-
-
-class NoArchive:
-    async def save(self, command: do.SaveSnapshot, snapshots: Snapshots) -> SavedCheckpoint:
-        raise PermanentError("no space left on device")
-
-    async def prune(self, version: int) -> None: ...
-
-    def keep_scale(self, low: int, high: int) -> None: ...
-
-    def keep_servers(self, number: int) -> None: ...
-
-
 class Stage:
     """A driver on a loop in a thread of its own, as in the master; the test is the processes."""
 
@@ -318,7 +301,7 @@ class Stage:
             launcher,
             fences,
             Snapshots(self.roster, self._limits),
-            NoArchive(),  # type: ignore[arg-type]
+            NoArchive(),
             self.events,
             self.metrics,
             no_preflight,
@@ -333,13 +316,7 @@ class Stage:
         if presence is not None:
             self.gateway.restore(presence)
         welcome = Welcome(TOKEN, term, SPEC.model_dump_json, lambda: "checkpoints/version-5")
-        service = MasterService(
-            self.inbox,
-            self.gateway,
-            welcome,
-            self.status_json,
-            self.core,
-        )
+        service = MasterService(self.inbox, self.gateway, welcome, self.status_json, self.core)
         self._service = service
         self._master = self._call_server()
         self.address = f"127.0.0.1:{await self._master.start('127.0.0.1', port)}"

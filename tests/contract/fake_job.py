@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +32,6 @@ from elasticdl.master.core.commands import FinishJob
 from elasticdl.master.core.events import JobStarted, ProcessAttached
 from elasticdl.master.core.state import JobState
 from elasticdl.master.event_queue import EventQueue
-from elasticdl.master.executor.checkpoint_archive import SavedCheckpoint
 from elasticdl.master.executor.executor import Executor, ExecutorDeps
 from elasticdl.master.executor.fencing import Fences
 from elasticdl.master.executor.launcher import Launcher
@@ -42,6 +41,7 @@ from elasticdl.master.gateway.ps_registry import PsRegistry
 from elasticdl.rpc.conversation import Finished, Progress, Report
 from elasticdl.rpc.ps_control import Fenced, ServerCut
 from elasticdl.shard import Applied, Lease, SnapshotId, Source, Task
+from tests.contract.absent_parts import NoArchive, NoJournal, no_preflight
 from tests.fake_cluster import FakeCluster
 from tests.waiting import until_async
 
@@ -118,27 +118,6 @@ class CountingServer:
     async def close(self) -> None: ...
 
 
-async def no_preflight() -> None:
-    """These tests begin their jobs themselves."""
-
-
-class NoArchive:
-    async def save(self, command: object, snapshots: object) -> SavedCheckpoint:
-        raise PermanentError("nothing is kept here")
-
-    async def prune(self, version: int, held: Collection[str]) -> None: ...
-
-    def keep_scale(self, low: int, high: int) -> None: ...
-
-    def keep_servers(self, number: int) -> None: ...
-
-
-class NoJournal:
-    def append(self, event: object) -> None: ...
-
-    async def flush(self) -> None: ...
-
-
 class FakeJob:
     """Make it within a running loop. `pace_s`: how long a worker takes for a batch, outside."""
 
@@ -206,11 +185,7 @@ class FakeJob:
     async def until(self, what: str, condition: Callable[[FakeJob], object]) -> None:
         """Look again and again, with a limit."""
         await until_async(
-            what,
-            lambda: condition(self),
-            LIMIT_S / 2,
-            every_s=0.005,
-            context=self.core.status,
+            what, lambda: condition(self), LIMIT_S / 2, every_s=0.005, context=self.core.status
         )
 
     @property

@@ -6,16 +6,15 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import aiohttp
 
 from elasticdl.clock import SystemClock
 from elasticdl.cluster.base import Cluster, ProcessName, ProcessSpec
-from elasticdl.errors import PermanentError
 from elasticdl.history.event_log import EventLog
 from elasticdl.history.lines import JsonLines
 from elasticdl.history.snapshot import about
@@ -28,7 +27,6 @@ from elasticdl.master.core.ps.steps import Steps
 from elasticdl.master.core.state import JobState
 from elasticdl.master.driver import Driver
 from elasticdl.master.event_queue import EventQueue
-from elasticdl.master.executor.checkpoint_archive import SavedCheckpoint
 from elasticdl.master.executor.executor import Executor, ExecutorDeps
 from elasticdl.master.executor.fencing import Fences
 from elasticdl.master.executor.launcher import Launcher
@@ -44,35 +42,13 @@ from elasticdl.master.status.limits import PageLimits
 from elasticdl.master.status.server import StatusServer
 from elasticdl.rpc.ps_control import GrpcServerControl
 from elasticdl.shard import Applied, Lease, ShardId, Source, Task
+from tests.contract.absent_parts import NoArchive, NoJournal, no_preflight
 from tests.fake_cluster import FakeCluster
 
 TOKEN = "the-token-of-this-job"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 PS = ProcessName.parse("ps-0")
 LIMIT_S = 30.0
-
-
-class NoJournal:
-    def append(self, event: Event) -> None:
-        """Nothing is replayed here."""
-
-    async def flush(self) -> None:
-        """Nothing is on disk."""
-
-
-async def no_preflight() -> None:
-    """These tests begin their jobs themselves."""
-
-
-class NoArchive:
-    async def save(self, command: do.SaveSnapshot, snapshots: Any) -> SavedCheckpoint:
-        raise PermanentError("no space left on device")
-
-    async def prune(self, version: int, held: Collection[str]) -> None: ...
-
-    def keep_scale(self, low: int, high: int) -> None: ...
-
-    def keep_servers(self, number: int) -> None: ...
 
 
 def worker(index: int) -> ProcessName:
@@ -236,18 +212,14 @@ async def browser(stage: Stage, **options: Any) -> AsyncIterator[aiohttp.ClientS
         yield session
 
 
-def played(
-    directory: Path,
-    scene: Callable[[Stage, aiohttp.ClientSession], Coroutine[Any, Any, None]],
-    **options: Any,
-) -> None:
-    """Run a scene with a client that has the token."""
+Page: TypeAlias = tuple[Stage, aiohttp.ClientSession]
+"""A page, and a client that has the token."""
 
-    async def play() -> None:
-        async with staged(directory, **options) as stage, browser(stage, headers=BEARER) as session:
-            await scene(stage, session)
 
-    asyncio.run(play())
+@asynccontextmanager
+async def paged(directory: Path, **options: Any) -> AsyncIterator[Page]:
+    async with staged(directory, **options) as stage, browser(stage, headers=BEARER) as session:
+        yield stage, session
 
 
 async def raw(stage: Stage, request: bytes, *, at_most: int = 1 << 20) -> bytes:

@@ -8,10 +8,10 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import aclosing
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol
 
 import pytest
 
@@ -165,27 +165,19 @@ class FakeBench:
         pass
 
 
-Run: TypeAlias = Callable[[Callable[[Bench], Coroutine[Any, Any, None]]], None]
-
-
 @pytest.fixture(
     params=[LocalBench, TemplateBench, SupervisedBench, FakeBench],
     ids=["local", "template", "supervised", "fake"],
 )
-def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
-    def run_scenario(scenario: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
-        async def with_cluster() -> None:
-            bench = request.param(tmp_path)
-            try:
-                async with asyncio.timeout(LIMIT_S * 2):
-                    await scenario(bench)
-            finally:
-                await bench.cluster.close()
-                bench.close()
-
-        asyncio.run(with_cluster())
-
-    return run_scenario
+@asynccontextmanager
+async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
+    made = request.param(tmp_path)
+    try:
+        async with asyncio.timeout(LIMIT_S * 2):
+            yield made
+    finally:
+        await made.cluster.close()
+        made.close()
 
 
 async def the_exit(
@@ -198,203 +190,148 @@ async def the_exit(
     raise AssertionError("the cluster's events ended")
 
 
-def test_observing_starts_with_every_live_process(run: Run) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_observing_starts_with_every_live_process(bench: Bench) -> None:
+    await bench.start(W0)
+    await bench.start(W1)
+    async with aclosing(bench.cluster.observe()) as events:
+        first = [await anext(events), await anext(events)]
+    assert {event.name for event in first} == {W0, W1}
+    assert all(isinstance(event, ProcessObserved) and event.running for event in first)
+
+
+async def test_a_process_created_while_observing_is_told(bench: Bench) -> None:
+    async with aclosing(bench.cluster.observe()) as events:
+        waiting = asyncio.ensure_future(anext(events))
         await bench.start(W0)
-        await bench.start(W1)
-        async with aclosing(bench.cluster.observe()) as events:
-            first = [await anext(events), await anext(events)]
-        assert {event.name for event in first} == {W0, W1}
-        assert all(isinstance(event, ProcessObserved) and event.running for event in first)
-
-    run(scenario)
-
-
-def test_a_process_created_while_observing_is_told(run: Run) -> None:
-    async def scenario(bench: Bench) -> None:
-        async with aclosing(bench.cluster.observe()) as events:
-            waiting = asyncio.ensure_future(anext(events))
-            await bench.start(W0)
-            event = await asyncio.wait_for(waiting, LIMIT_S)
-            assert isinstance(event, ProcessObserved) and event.name == W0
-
-    run(scenario)
+        event = await asyncio.wait_for(waiting, LIMIT_S)
+        assert isinstance(event, ProcessObserved) and event.name == W0
 
 
 @pytest.mark.parametrize("code", [0, 1, 64, 66])
-def test_an_exit_is_told_with_its_code(run: Run, code: int) -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.start_and_exit(W0, code)
-        async with aclosing(bench.cluster.observe()) as events:
-            status = await the_exit(events, W0)
-        assert (status.exit_code, status.signal, status.asked) == (code, None, False)
-
-    run(scenario)
+async def test_an_exit_is_told_with_its_code(bench: Bench, code: int) -> None:
+    await bench.start_and_exit(W0, code)
+    async with aclosing(bench.cluster.observe()) as events:
+        status = await the_exit(events, W0)
+    assert (status.exit_code, status.signal, status.asked) == (code, None, False)
 
 
-def test_a_kill_from_outside_is_told_with_its_signal_and_was_not_asked_for(run: Run) -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.start(W0)
+async def test_a_kill_from_outside_is_told_with_its_signal_and_was_not_asked_for(
+    bench: Bench,
+) -> None:
+    await bench.start(W0)
+    bench.kill(W0)
+    async with aclosing(bench.cluster.observe()) as events:
+        status = await the_exit(events, W0)
+    assert (status.exit_code, status.signal, status.asked) == (None, signal.SIGKILL, False)
+
+
+async def test_an_exit_before_anybody_observed_is_not_lost(bench: Bench) -> None:
+    await bench.start(W0)
+    async with aclosing(bench.cluster.observe()) as early:
         bench.kill(W0)
-        async with aclosing(bench.cluster.observe()) as events:
-            status = await the_exit(events, W0)
-        assert (status.exit_code, status.signal, status.asked) == (
-            None,
-            signal.SIGKILL,
-            False,
-        )
-
-    run(scenario)
+        await the_exit(early, W0)
+    async with aclosing(bench.cluster.observe()) as late:
+        assert (await the_exit(late, W0)).signal == signal.SIGKILL
 
 
-def test_an_exit_before_anybody_observed_is_not_lost(run: Run) -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.start(W0)
-        async with aclosing(bench.cluster.observe()) as early:
-            bench.kill(W0)
-            await the_exit(early, W0)
-        async with aclosing(bench.cluster.observe()) as late:
-            assert (await the_exit(late, W0)).signal == signal.SIGKILL
-
-    run(scenario)
-
-
-def test_every_observer_hears_everything(run: Run) -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.start(W0)
-        async with (
-            aclosing(bench.cluster.observe()) as one,
-            aclosing(bench.cluster.observe()) as two,
-        ):
-            await anext(one)
-            await anext(two)
-            bench.kill(W0)
-            assert await the_exit(one, W0) == await the_exit(two, W0)
-
-    run(scenario)
-
-
-def test_delete_is_an_exit_that_was_asked_for(run: Run) -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.start(W0)
-        async with aclosing(bench.cluster.observe()) as events:
-            await bench.cluster.delete(W0, grace_s=LIMIT_S)
-            status = await the_exit(events, W0)
-        assert (status.signal, status.asked) == (signal.SIGTERM, True)
-
-    run(scenario)
-
-
-def test_a_process_that_ignores_sigterm_is_killed_after_the_grace(run: Run) -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.start_stubborn(W0)
-        async with aclosing(bench.cluster.observe()) as events:
-            await bench.cluster.delete(W0, grace_s=0.2)
-            status = await the_exit(events, W0)
-        assert (status.signal, status.asked) == (signal.SIGKILL, True)
-
-    run(scenario)
-
-
-def test_a_shorter_grace_asked_for_later_counts(run: Run) -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.start_stubborn(W0)
-        async with aclosing(bench.cluster.observe()) as events:
-            await bench.cluster.delete(W0, grace_s=600)
-            await bench.cluster.delete(W0, grace_s=0)
-            assert (await the_exit(events, W0)).signal == signal.SIGKILL
-
-    run(scenario)
-
-
-def test_a_longer_grace_asked_for_later_does_not_count(run: Run) -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.start_stubborn(W0)
-        async with aclosing(bench.cluster.observe()) as events:
-            await bench.cluster.delete(W0, grace_s=0.2)
-            await bench.cluster.delete(W0, grace_s=600)
-            assert (await the_exit(events, W0)).signal == signal.SIGKILL
-
-    run(scenario)
-
-
-def test_delete_of_what_is_not_there_is_success(run: Run) -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.cluster.delete(W1, grace_s=1)
-        await bench.start(W0)
+async def test_every_observer_hears_everything(bench: Bench) -> None:
+    await bench.start(W0)
+    async with aclosing(bench.cluster.observe()) as one, aclosing(bench.cluster.observe()) as two:
+        await anext(one)
+        await anext(two)
         bench.kill(W0)
-        async with aclosing(bench.cluster.observe()) as events:
-            await the_exit(events, W0)
-        await bench.cluster.delete(W0, grace_s=1)
-
-    run(scenario)
+        assert await the_exit(one, W0) == await the_exit(two, W0)
 
 
-def test_a_duplicate_create_does_not_start_twice(run: Run) -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.start(W0)
-        await bench.start(W0)
-        assert bench.starts(W0) == 1
-
-    run(scenario)
-
-
-def test_a_name_that_has_ended_is_not_started_again(run: Run) -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.start(W0)
-        bench.kill(W0)
-        async with aclosing(bench.cluster.observe()) as events:
-            await the_exit(events, W0)
-        await bench.start(W0)
-        assert bench.starts(W0) == 1
-
-    run(scenario)
+async def test_delete_is_an_exit_that_was_asked_for(bench: Bench) -> None:
+    await bench.start(W0)
+    async with aclosing(bench.cluster.observe()) as events:
+        await bench.cluster.delete(W0, grace_s=LIMIT_S)
+        status = await the_exit(events, W0)
+    assert (status.signal, status.asked) == (signal.SIGTERM, True)
 
 
-def test_the_next_incarnation_of_a_name_is_a_process_of_its_own(run: Run) -> None:
-    async def scenario(bench: Bench) -> None:
-        first, second = ProcessName(Role.PS, 0), ProcessName(Role.PS, 0, incarnation=1)
-        await bench.start(first)
-        await bench.start(second)
-        bench.kill(first)
-        async with aclosing(bench.cluster.observe()) as events:
-            await the_exit(events, first)
-        async with aclosing(bench.cluster.observe()) as again:
-            event = await anext(again)
-        assert isinstance(event, ProcessObserved) and event.name == second
-
-    run(scenario)
+async def test_a_process_that_ignores_sigterm_is_killed_after_the_grace(bench: Bench) -> None:
+    await bench.start_stubborn(W0)
+    async with aclosing(bench.cluster.observe()) as events:
+        await bench.cluster.delete(W0, grace_s=0.2)
+        status = await the_exit(events, W0)
+    assert (status.signal, status.asked) == (signal.SIGKILL, True)
 
 
-def test_close_ends_everything_tells_it_and_ends_the_observers(run: Run) -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.start(W0)
-        await bench.start_stubborn(W1)
-        async with aclosing(bench.cluster.observe()) as events:
-            heard = [await anext(events)]
-            closing = asyncio.ensure_future(bench.cluster.close())
-            async with asyncio.timeout(LIMIT_S):
-                heard += [event async for event in events]
-            await closing
-        ended = {
-            event.name: event.exit_status for event in heard if isinstance(event, ProcessExited)
-        }
-        assert set(ended) == {W0, W1}
-        assert all(status.asked for status in ended.values())
-        with pytest.raises(CreateRefused) as refused:
-            await bench.cluster.create(ProcessSpec(ProcessName(Role.WORKER, 2), ("train",)))
-        assert not refused.value.retry
-
-    run(scenario)
+async def test_a_shorter_grace_asked_for_later_counts(bench: Bench) -> None:
+    await bench.start_stubborn(W0)
+    async with aclosing(bench.cluster.observe()) as events:
+        await bench.cluster.delete(W0, grace_s=600)
+        await bench.cluster.delete(W0, grace_s=0)
+        assert (await the_exit(events, W0)).signal == signal.SIGKILL
 
 
-def test_the_view_of_processes_is_of_now(run: Run) -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.start(W0)
-        age_s = bench.cluster.view_age_s
-        if bench.at_hand:
-            assert age_s is None, "processes are told at once: the view is never old"
-        else:
-            assert age_s is not None and 0 <= age_s < LIMIT_S
+async def test_a_longer_grace_asked_for_later_does_not_count(bench: Bench) -> None:
+    await bench.start_stubborn(W0)
+    async with aclosing(bench.cluster.observe()) as events:
+        await bench.cluster.delete(W0, grace_s=0.2)
+        await bench.cluster.delete(W0, grace_s=600)
+        assert (await the_exit(events, W0)).signal == signal.SIGKILL
 
-    run(scenario)
+
+async def test_delete_of_what_is_not_there_is_success(bench: Bench) -> None:
+    await bench.cluster.delete(W1, grace_s=1)
+    await bench.start(W0)
+    bench.kill(W0)
+    async with aclosing(bench.cluster.observe()) as events:
+        await the_exit(events, W0)
+    await bench.cluster.delete(W0, grace_s=1)
+
+
+async def test_a_duplicate_create_does_not_start_twice(bench: Bench) -> None:
+    await bench.start(W0)
+    await bench.start(W0)
+    assert bench.starts(W0) == 1
+
+
+async def test_a_name_that_has_ended_is_not_started_again(bench: Bench) -> None:
+    await bench.start(W0)
+    bench.kill(W0)
+    async with aclosing(bench.cluster.observe()) as events:
+        await the_exit(events, W0)
+    await bench.start(W0)
+    assert bench.starts(W0) == 1
+
+
+async def test_the_next_incarnation_of_a_name_is_a_process_of_its_own(bench: Bench) -> None:
+    first, second = ProcessName(Role.PS, 0), ProcessName(Role.PS, 0, incarnation=1)
+    await bench.start(first)
+    await bench.start(second)
+    bench.kill(first)
+    async with aclosing(bench.cluster.observe()) as events:
+        await the_exit(events, first)
+    async with aclosing(bench.cluster.observe()) as again:
+        event = await anext(again)
+    assert isinstance(event, ProcessObserved) and event.name == second
+
+
+async def test_close_ends_everything_tells_it_and_ends_the_observers(bench: Bench) -> None:
+    await bench.start(W0)
+    await bench.start_stubborn(W1)
+    async with aclosing(bench.cluster.observe()) as events:
+        heard = [await anext(events)]
+        closing = asyncio.ensure_future(bench.cluster.close())
+        async with asyncio.timeout(LIMIT_S):
+            heard += [event async for event in events]
+        await closing
+    ended = {event.name: event.exit_status for event in heard if isinstance(event, ProcessExited)}
+    assert set(ended) == {W0, W1}
+    assert all(status.asked for status in ended.values())
+    with pytest.raises(CreateRefused) as refused:
+        await bench.cluster.create(ProcessSpec(ProcessName(Role.WORKER, 2), ("train",)))
+    assert not refused.value.retry
+
+
+async def test_the_view_of_processes_is_of_now(bench: Bench) -> None:
+    await bench.start(W0)
+    age_s = bench.cluster.view_age_s
+    if bench.at_hand:
+        assert age_s is None, "processes are told at once: the view is never old"
+    else:
+        assert age_s is not None and 0 <= age_s < LIMIT_S

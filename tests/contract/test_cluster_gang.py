@@ -126,17 +126,13 @@ def test_a_cluster_without_them_is_refused_before_anything_starts_and_told_what_
     assert not any("/jobs/" in path for path in cluster.objects)
 
 
-def test_a_submission_asks_whether_the_master_may_make_the_group() -> None:
+async def test_a_submission_asks_whether_the_master_may_make_the_group() -> None:
     cluster = cluster_with(NATIVE)
     cluster.lacking = {"create podgroups"}
-
-    async def submitted() -> None:
-        async with serving(cluster) as api:
-            await submit(api, spec(gang=False), "ns")
-            with pytest.raises(ElasticDLError, match="create podgroups"):
-                await submit(api, spec(job_name="other"), "ns")
-
-    asyncio.run(submitted())
+    async with serving(cluster) as api:
+        await submit(api, spec(gang=False), "ns")
+        with pytest.raises(ElasticDLError, match="create podgroups"):
+            await submit(api, spec(job_name="other"), "ns")
 
 
 def test_check_tells_what_starts_together() -> None:

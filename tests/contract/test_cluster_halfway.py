@@ -229,21 +229,17 @@ def test_the_pods_of_workers_come_after_those_of_servers_that_were_ordered_befor
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_who_is_killed_while_submitting_leaves_the_whole_job_or_nothing(count: int) -> None:
+async def test_who_is_killed_while_submitting_leaves_the_whole_job_or_nothing(count: int) -> None:
     """There is one object to make. The next one with its name says that it is there."""
     cluster = Cluster(count)
-
-    async def story() -> None:
-        async with serving(cluster) as api:
-            await cluster.run(submit(api, SPEC, "ns"))
-            assert cluster.made == ["Job iris"] * count and cluster.names() == ["iris"] * count
-            cluster.kill_after = -1
-            if count == 0:
-                assert await cluster.run(submit(api, SPEC, "ns"))
-            else:
-                with pytest.raises(SpecError, match="job iris already exists") as taken:
-                    await submit(api, SPEC, "ns")
-                assert "delete job iris" in taken.value.hint
-            assert cluster.names() == ["iris"]
-
-    asyncio.run(story())
+    async with serving(cluster) as api:
+        await cluster.run(submit(api, SPEC, "ns"))
+        assert cluster.made == ["Job iris"] * count and cluster.names() == ["iris"] * count
+        cluster.kill_after = -1
+        if count == 0:
+            assert await cluster.run(submit(api, SPEC, "ns"))
+        else:
+            with pytest.raises(SpecError, match="job iris already exists") as taken:
+                await submit(api, SPEC, "ns")
+            assert "delete job iris" in taken.value.hint
+        assert cluster.names() == ["iris"]

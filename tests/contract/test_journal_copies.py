@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -108,9 +108,9 @@ class UnansweredOnce:
 class Job:
     """The processes of a job, and the masters that it has one after another."""
 
-    def __init__(self, folder: Path, *, secured: bool = False) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder, self.record = folder, Record()
-        self.authority = Authority.new("a-job") if secured else None
+        self.authority: Authority | None = None
         self.processes: dict[CopyHolder, grpc.Server] = {}
         self.masters: list[CopiedJournal] = []
         self.limits = LIMITS
@@ -219,423 +219,349 @@ class Master:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Callable[..., None]]:
-    def run(story: Callable[[Job], Coroutine[Any, Any, None]], *, secured: bool = False) -> None:
-        async def told() -> None:
-            job = Job(tmp_path, secured=secured)
-            try:
-                await story(job)
-            finally:
-                await job.close()
-
-        asyncio.run(told())
-
-    yield run
+@asynccontextmanager
+async def job(tmp_path: Path) -> AsyncIterator[Job]:
+    made = Job(tmp_path)
+    try:
+        yield made
+    finally:
+        await made.close()
 
 
 @pytest.mark.parametrize("secured", [False, True])
-def test_each_next_master_continues_with_the_state_of_the_one_before(
-    run: Callable[..., None], secured: bool
+async def test_each_next_master_continues_with_the_state_of_the_one_before(
+    job: Job, secured: bool
 ) -> None:
-    async def story(job: Job) -> None:
-        job.start("ps-0")
-        job.start("ps-1")
-        job.start("ps-2")
-        acted = await (await job.master(1)).live(90)
-        assert job.on_record == ["ps-0", "ps-1"]
-        for term in (2, 3):
-            next_one = await job.master(term, seed=term)
-            assert canonical(next_one.state) == acted
-            assert next_one.before is not None and next_one.before.term == term - 1
-            acted = await next_one.live(60)
-
-    run(story, secured=secured)
-
-
-def test_holders_that_have_not_attached_again_keep_their_copies(run: Callable[..., None]) -> None:
-    async def story(job: Job) -> None:
-        for number in range(3):
-            job.start(f"worker-{number}")
-        await (await job.master(1)).live(30)
-        job.silent = True
-        acted = await (await job.master(2)).live(10)
-        assert sorted(job.on_record) == ["worker-0", "worker-1"]
-        assert canonical((await job.master(3)).state) == acted
-
-    run(story)
-
-
-def test_holders_are_on_different_nodes_where_processes_are(run: Callable[..., None]) -> None:
-    async def story(job: Job) -> None:
-        job.nodes = {f"ps-{number}": "node-a" for number in range(3)}
-        for name in job.nodes:
-            job.start(name)
-        master = await job.master(1)
-        await master.live(30)
-        assert job.on_record == ["ps-0", "ps-1"], "there is one node only"
-        job.nodes["ps-3"] = "node-b"
-        job.start("ps-3")
-        await master.live(2)
-        assert sorted(job.on_record) == ["ps-1", "ps-3"]
-        job.kill("ps-1")
-        job.nodes["ps-4"] = "node-b"
-        job.start("ps-4")
-        acted = await master.live(2)
-        assert sorted(job.on_record) == ["ps-0", "ps-3"], "not both on node-b"
-        for name in ("ps-0", "ps-2"):
-            job.kill(name)
-        assert canonical((await job.master(2)).state) == acted, "a whole node is lost"
-
-    run(story)
-
-
-def test_a_holder_keeps_its_copy_until_its_exchange_is_on_record(run: Callable[..., None]) -> None:
-    async def story(job: Job) -> None:
-        job.nodes = {"ps-0": "node-a", "ps-1": "node-a"}
-        for name in job.nodes:
-            job.start(name)
-        master = await job.master(1)
-        await master.live(30)
-        job.record.away = True
-        job.nodes["ps-2"] = "node-b"
-        job.start("ps-2")
-        acted = await master.live(2)
-        assert job.on_record == ["ps-0", "ps-1"]
-        job.kill("ps-1")
-        job.record.away = False
-        next_one = await job.master(2)
+    if secured:
+        job.authority = Authority.new("a-job")
+    job.start("ps-0")
+    job.start("ps-1")
+    job.start("ps-2")
+    acted = await (await job.master(1)).live(90)
+    assert job.on_record == ["ps-0", "ps-1"]
+    for term in (2, 3):
+        next_one = await job.master(term, seed=term)
         assert canonical(next_one.state) == acted
-        await next_one.live(5)
-        assert sorted(job.on_record) == ["ps-0", "ps-2"]
+        assert next_one.before is not None and next_one.before.term == term - 1
+        acted = await next_one.live(60)
 
-    run(story)
+
+async def test_holders_that_have_not_attached_again_keep_their_copies(job: Job) -> None:
+    for number in range(3):
+        job.start(f"worker-{number}")
+    await (await job.master(1)).live(30)
+    job.silent = True
+    acted = await (await job.master(2)).live(10)
+    assert sorted(job.on_record) == ["worker-0", "worker-1"]
+    assert canonical((await job.master(3)).state) == acted
+
+
+async def test_holders_are_on_different_nodes_where_processes_are(job: Job) -> None:
+    job.nodes = {f"ps-{number}": "node-a" for number in range(3)}
+    for name in job.nodes:
+        job.start(name)
+    master = await job.master(1)
+    await master.live(30)
+    assert job.on_record == ["ps-0", "ps-1"], "there is one node only"
+    job.nodes["ps-3"] = "node-b"
+    job.start("ps-3")
+    await master.live(2)
+    assert sorted(job.on_record) == ["ps-1", "ps-3"]
+    job.kill("ps-1")
+    job.nodes["ps-4"] = "node-b"
+    job.start("ps-4")
+    acted = await master.live(2)
+    assert sorted(job.on_record) == ["ps-0", "ps-3"], "not both on node-b"
+    for name in ("ps-0", "ps-2"):
+        job.kill(name)
+    assert canonical((await job.master(2)).state) == acted, "a whole node is lost"
+
+
+async def test_a_holder_keeps_its_copy_until_its_exchange_is_on_record(job: Job) -> None:
+    job.nodes = {"ps-0": "node-a", "ps-1": "node-a"}
+    for name in job.nodes:
+        job.start(name)
+    master = await job.master(1)
+    await master.live(30)
+    job.record.away = True
+    job.nodes["ps-2"] = "node-b"
+    job.start("ps-2")
+    acted = await master.live(2)
+    assert job.on_record == ["ps-0", "ps-1"]
+    job.kill("ps-1")
+    job.record.away = False
+    next_one = await job.master(2)
+    assert canonical(next_one.state) == acted
+    await next_one.live(5)
+    assert sorted(job.on_record) == ["ps-0", "ps-2"]
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_any_holder_on_record_has_what_was_acted_upon_whoever_dies(
-    run: Callable[..., None], seed: int
+async def test_any_holder_on_record_has_what_was_acted_upon_whoever_dies(
+    job: Job, seed: int
 ) -> None:
     """Processes come and go at random. Before each next master all but one on record die."""
-
-    async def story(job: Job) -> None:
-        chance, started, acted = random.Random(seed), 2, ""
-        for number in range(started):
-            job.start(f"worker-{number}")
-        for term in range(1, 7):
-            master = await job.master(term, seed=seed * 10 + term)
-            if term > 1:
-                assert master.before is not None
-                assert canonical(master.state) == acted
-            for _ in range(chance.randrange(1, 6)):
-                acted = await master.live(chance.randrange(1, 30))
-                if chance.random() < 0.6:
-                    job.start(f"worker-{started}")
-                    started += 1
-                if chance.random() < 0.5 and len(job.processes) > 1:
-                    job.kill(chance.choice(list(job.processes)).name)
-                acted = await master.live()
-            for name in chance.sample(job.on_record, len(job.on_record) - 1):
-                job.kill(name)
-
-    run(story)
+    chance, started, acted = random.Random(seed), 2, ""
+    for number in range(started):
+        job.start(f"worker-{number}")
+    for term in range(1, 7):
+        master = await job.master(term, seed=seed * 10 + term)
+        if term > 1:
+            assert master.before is not None
+            assert canonical(master.state) == acted
+        for _ in range(chance.randrange(1, 6)):
+            acted = await master.live(chance.randrange(1, 30))
+            if chance.random() < 0.6:
+                job.start(f"worker-{started}")
+                started += 1
+            if chance.random() < 0.5 and len(job.processes) > 1:
+                job.kill(chance.choice(list(job.processes)).name)
+            acted = await master.live()
+        for name in chance.sample(job.on_record, len(job.on_record) - 1):
+            job.kill(name)
 
 
-def test_a_replaced_master_cannot_act_whatever_it_can_reach(run: Callable[..., None]) -> None:
-    async def story(job: Job) -> None:
-        job.start("ps-0")
-        job.start("ps-1")
-        old = await job.master(1)
-        acted = await old.live(30)
-        # The next master reaches one of them only.
-        second = job.record.on_record[1]
-        job.record.on_record = job.record.on_record[:1]
-        new = await job.master(2, seed=2)
-        assert canonical(new.state) == acted
-        with pytest.raises(MasterSuperseded):
-            await old.live(5)
-        acted = await new.live(5)
-        assert second in job.attached()
-        assert canonical((await job.master(3)).state) == acted
-
-    run(story)
+async def test_a_replaced_master_cannot_act_whatever_it_can_reach(job: Job) -> None:
+    job.start("ps-0")
+    job.start("ps-1")
+    old = await job.master(1)
+    acted = await old.live(30)
+    # The next master reaches one of them only.
+    second = job.record.on_record[1]
+    job.record.on_record = job.record.on_record[:1]
+    new = await job.master(2, seed=2)
+    assert canonical(new.state) == acted
+    with pytest.raises(MasterSuperseded):
+        await old.live(5)
+    acted = await new.live(5)
+    assert second in job.attached()
+    assert canonical((await job.master(3)).state) == acted
 
 
-def test_a_replaced_master_waits_while_it_cannot_ask_the_record(run: Callable[..., None]) -> None:
-    async def story(job: Job) -> None:
-        job.start("ps-0")
-        old = await job.master(1)
-        await old.live(30)
-        await job.master(2)
-        job.record.away, asked = True, job.record.asked
-        late = asyncio.ensure_future(old.live(5))
-        await until_async("it asks again", lambda: job.record.asked > asked + 2)
-        assert not late.done()
-        job.record.away = False
-        with pytest.raises(MasterSuperseded):
-            await late
-
-    run(story)
+async def test_a_replaced_master_waits_while_it_cannot_ask_the_record(job: Job) -> None:
+    job.start("ps-0")
+    old = await job.master(1)
+    await old.live(30)
+    await job.master(2)
+    job.record.away, asked = True, job.record.asked
+    late = asyncio.ensure_future(old.live(5))
+    await until_async("it asks again", lambda: job.record.asked > asked + 2)
+    assert not late.done()
+    job.record.away = False
+    with pytest.raises(MasterSuperseded):
+        await late
 
 
 @pytest.mark.parametrize("is_certain", [True, False])
-def test_a_holder_that_ends_while_the_record_is_away_is_waited_for(
-    run: Callable[..., None], is_certain: bool
+async def test_a_holder_that_ends_while_the_record_is_away_is_waited_for(
+    job: Job, is_certain: bool
 ) -> None:
     """Also one that the record may not name yet."""
-
-    async def story(job: Job) -> None:
-        job.start("ps-0")
-        if is_certain:
-            job.start("ps-1")
-        master = await job.master(1)
-        await master.live(30)
-        if not is_certain:
-            job.start("ps-1")
-        job.record.away = True
-        await master.live(5)
-        job.kill("ps-1")
-        asked = job.record.asked
-        waiting = asyncio.ensure_future(master.live(5))
-        await until_async("it asks again", lambda: job.record.asked > asked + 2)
-        assert not waiting.done()
-        job.record.away = False
-        acted = await waiting
-        assert job.on_record == ["ps-0"]
-        assert canonical((await job.master(2)).state) == acted
-
-    run(story)
-
-
-def test_without_the_record_no_further_process_counts_and_nobody_waits(
-    run: Callable[..., None],
-) -> None:
-    async def story(job: Job) -> None:
-        job.start("ps-0")
-        master = await job.master(1)
-        await master.live(30)
-        job.record.away = True
+    job.start("ps-0")
+    if is_certain:
         job.start("ps-1")
-        acted = await master.live(20)
-        assert job.on_record == ["ps-0"]
-        assert canonical((await job.master(2)).state) == acted
-        job.record.away = False
+    master = await job.master(1)
+    await master.live(30)
+    if not is_certain:
+        job.start("ps-1")
+    job.record.away = True
+    await master.live(5)
+    job.kill("ps-1")
+    asked = job.record.asked
+    waiting = asyncio.ensure_future(master.live(5))
+    await until_async("it asks again", lambda: job.record.asked > asked + 2)
+    assert not waiting.done()
+    job.record.away = False
+    acted = await waiting
+    assert job.on_record == ["ps-0"]
+    assert canonical((await job.master(2)).state) == acted
 
-    run(story)
+
+async def test_without_the_record_no_further_process_counts_and_nobody_waits(job: Job) -> None:
+    job.start("ps-0")
+    master = await job.master(1)
+    await master.live(30)
+    job.record.away = True
+    job.start("ps-1")
+    acted = await master.live(20)
+    assert job.on_record == ["ps-0"]
+    assert canonical((await job.master(2)).state) == acted
+    job.record.away = False
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_without_holders_the_job_continues_and_the_next_master_finds_nothing(
-    run: Callable[..., None], restarted: bool, caplog: pytest.LogCaptureFixture
+async def test_without_holders_the_job_continues_and_the_next_master_finds_nothing(
+    job: Job, restarted: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story(job: Job) -> None:
-        job.start("ps-0")
-        job.start("ps-1")
-        master = await job.master(1)
-        await master.live(30)
-        assert master.journal.whole
-        job.kill("ps-0")
-        job.kill("ps-1")
-        await master.live(20)
-        assert not master.journal.whole and job.on_record == []
-        assert "no process has a copy of the journal" in caplog.text
-        if restarted:
-            job.start("ps-0.1")
-            acted = await master.live(5)
-            assert master.journal.whole and job.on_record == ["ps-0.1"]
-        next_one = await job.master(2)
-        assert (next_one.before is not None) == restarted
-        if restarted:
-            assert canonical(next_one.state) == acted
-
-    run(story)
+    job.start("ps-0")
+    job.start("ps-1")
+    master = await job.master(1)
+    await master.live(30)
+    assert master.journal.whole
+    job.kill("ps-0")
+    job.kill("ps-1")
+    await master.live(20)
+    assert not master.journal.whole and job.on_record == []
+    assert "no process has a copy of the journal" in caplog.text
+    if restarted:
+        job.start("ps-0.1")
+        acted = await master.live(5)
+        assert master.journal.whole and job.on_record == ["ps-0.1"]
+    next_one = await job.master(2)
+    assert (next_one.before is not None) == restarted
+    if restarted:
+        assert canonical(next_one.state) == acted
 
 
-def test_processes_that_end_with_their_master_leave_no_copy(
-    run: Callable[..., None], caplog: pytest.LogCaptureFixture
+async def test_processes_that_end_with_their_master_leave_no_copy(
+    job: Job, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story(job: Job) -> None:
-        job.start("ps-0")
-        master = await job.master(1)
-        await master.live(30)
-        (holder,) = job.record.on_record
-        job.kill("ps-0")
-        quick = CopyLimits(read_s=0.2)
-        place = journal_copies(job.record.of(2), job.running, TOKEN, None, 2)
-        assert await fetch(place, job.folder / "term-2", quick) is None
-        assert f"no copy of the journal can be read; on record: ps-0 ({holder.address})" in (
-            caplog.text
-        )
-        job.record.term = 1
-
-    run(story)
+    job.start("ps-0")
+    master = await job.master(1)
+    await master.live(30)
+    (holder,) = job.record.on_record
+    job.kill("ps-0")
+    quick = CopyLimits(read_s=0.2)
+    place = journal_copies(job.record.of(2), job.running, TOKEN, None, 2)
+    assert await fetch(place, job.folder / "term-2", quick) is None
+    assert f"no copy of the journal can be read; on record: ps-0 ({holder.address})" in (
+        caplog.text
+    )
+    job.record.term = 1
 
 
-def test_a_copy_that_no_master_wrote_is_refused(
-    run: Callable[..., None], caplog: pytest.LogCaptureFixture
+async def test_a_copy_that_no_master_wrote_is_refused(
+    job: Job, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story(job: Job) -> None:
-        holder = job.start("worker-0")
-        job.record.on_record = (holder,)
-        place = journal_copies(job.record.of(2), job.running, TOKEN, None, 2)
-        forger = place.connect(holder, 1)
-        forged = Change(1, {"run-0001-000001.jsonl": b"{}\n"}, seal="a guess", anew=True)
-        await forger.change(forged, timeout_s=LIMIT_S)
-        await forger.close()
-        assert await fetch(place, job.folder / "term-2", LIMITS) is None
-        assert "its seal is wrong" in caplog.text
-        assert not files.segments(job.folder / "term-2")
-
-    run(story)
+    holder = job.start("worker-0")
+    job.record.on_record = (holder,)
+    place = journal_copies(job.record.of(2), job.running, TOKEN, None, 2)
+    forger = place.connect(holder, 1)
+    forged = Change(1, {"run-0001-000001.jsonl": b"{}\n"}, seal="a guess", anew=True)
+    await forger.change(forged, timeout_s=LIMIT_S)
+    await forger.close()
+    assert await fetch(place, job.folder / "term-2", LIMITS) is None
+    assert "its seal is wrong" in caplog.text
+    assert not files.segments(job.folder / "term-2")
 
 
-def test_a_change_that_does_not_follow_the_one_before_is_refused(
-    run: Callable[..., None],
-) -> None:
-    async def story(job: Job) -> None:
-        holder = job.start("worker-0")
-        place = journal_copies(job.record.of(1), job.running, TOKEN, None, 1)
-        copy = place.connect(holder, 1)
-        try:
-            name = "run-0001-000001.jsonl"
-            await copy.change(Change(3, {name: b"a"}, "", anew=True), timeout_s=LIMIT_S)
-            await copy.change(Change(4, {name: b"b"}, ""), timeout_s=LIMIT_S)
-            for number in (4, 6):
-                with pytest.raises(ElasticDLError, match="does not follow 4"):
-                    await copy.change(Change(number, {name: b"c"}, ""), timeout_s=LIMIT_S)
-            assert (await copy.read(timeout_s=LIMIT_S)).files == {name: b"ab"}
-        finally:
-            await copy.close()
-
-    run(story)
-
-
-def test_a_copy_stays_small_however_long_the_job_runs(run: Callable[..., None]) -> None:
-    async def story(job: Job) -> None:
-        job.start("ps-0")
-        master = await job.master(1)
-        sizes = []
-        for _ in range(6):
-            await master.live(100)
-            sizes.append(sum(path.stat().st_size for path in master.file.needed))
-        assert max(sizes[2:]) < 2 * max(sizes[:2])
-
-    run(story)
-
-
-def test_a_holder_whose_record_is_not_certain_has_what_was_acted_upon(
-    run: Callable[..., None],
-) -> None:
-    async def story(job: Job) -> None:
-        job.limits = replace(LIMITS, again_s=NEVER_S)
-        job.start("ps-0")
-        master = await job.master(1)
-        await master.live(30)
-        job.start("ps-1")
-        job.record.unanswered = True
-        acted = await master.live(40)
-        assert job.on_record == ["ps-0", "ps-1"]
-        job.kill("ps-0")
-        assert canonical((await job.master(2)).state) == acted
-
-    run(story)
-
-
-def test_a_journal_that_cannot_be_read_costs_the_copies_and_not_the_job(
-    run: Callable[..., None], caplog: pytest.LogCaptureFixture
-) -> None:
-    async def story(job: Job) -> None:
-        job.start("ps-0")
-        master = await job.master(1)
-        await master.live(30)
-        unreadable = files.segment_path(job.folder / "term-1", 1, 999_999)
-        unreadable.mkdir()
-        await master.live(3)
-        assert not master.journal.whole and job.on_record == []
-        assert "cannot read the journal" in caplog.text
-        unreadable.rmdir()
-        acted = await master.live(3)
-        assert master.journal.whole and job.on_record == ["ps-0"]
-        assert canonical((await job.master(2)).state) == acted
-
-    run(story)
-
-
-def test_one_process_that_takes_no_copy_makes_the_job_wait_once(run: Callable[..., None]) -> None:
-    async def story(job: Job) -> None:
-        job.limits = replace(LIMITS, change_s=0.1, again_s=NEVER_S)
-        for number in range(4):
-            job.hang(f"worker-{number}")
-        await (await job.master(1)).live(10)
-        assert job.asked == ["worker-0"]
-
-    run(story)
-
-
-def test_processes_that_took_no_copy_are_asked_last(run: Callable[..., None]) -> None:
-    async def story(job: Job) -> None:
-        job.limits = replace(LIMITS, holders=1)
-        gone = job.start("worker-0")
-        job.processes[gone].stop(None).wait(LIMIT_S)
-        job.start("worker-1")
-        await (await job.master(1)).live(10)
-        assert job.asked == ["worker-0", "worker-1"]
-        assert job.on_record == ["worker-1"]
-
-    run(story)
-
-
-def test_no_process_has_a_copy_above_the_limit(
-    run: Callable[..., None], caplog: pytest.LogCaptureFixture
-) -> None:
-    async def story(job: Job) -> None:
-        job.limits = replace(LIMITS, bytes=3_000)
-        job.start("ps-0")
-        master = await job.master(1)
-        await master.live(1)
-        assert job.on_record == ["ps-0"]
-        await master.live(60)
-        assert not master.journal.whole and job.on_record == []
-        warned, _, after = caplog.text.partition("above that no process has a copy")
-        assert "no process has a copy of the journal any longer" in after
-        assert "any longer" not in warned
-
-    run(story)
-
-
-def test_a_lost_answer_costs_no_holder(run: Callable[..., None]) -> None:
-    async def story(job: Job) -> None:
-        job.limits = replace(LIMITS, again_s=NEVER_S)
-        job.start("ps-0")
-        job.start("ps-1")
-        master = await job.master(1)
-        await master.live(30)
-        asked, job.lose_answer = job.record.asked, True
-        acted = await master.live(10)
-        assert not job.lose_answer and job.record.asked == asked
-        assert canonical((await job.master(2)).state) == acted
-
-    run(story)
-
-
-def test_a_late_change_does_not_replace_a_newer_copy(run: Callable[..., None]) -> None:
-    async def story(job: Job) -> None:
-        holder = job.start("worker-0")
-        copies = [job.place(term).connect(holder, term) for term in (1, 2)]
-        earlier, later = copies
+async def test_a_change_that_does_not_follow_the_one_before_is_refused(job: Job) -> None:
+    holder = job.start("worker-0")
+    place = journal_copies(job.record.of(1), job.running, TOKEN, None, 1)
+    copy = place.connect(holder, 1)
+    try:
         name = "run-0001-000001.jsonl"
-        try:
-            await earlier.change(Change(9, {name: b"a"}, "", anew=True), timeout_s=LIMIT_S)
-            await later.change(Change(3, {name: b"b"}, "", anew=True), timeout_s=LIMIT_S)
-            with pytest.raises(ElasticDLError, match="does not follow 3"):
-                await later.change(Change(2, {name: b"c"}, "", anew=True), timeout_s=LIMIT_S)
-            with pytest.raises(ElasticDLError):
-                await earlier.change(Change(10, {name: b"c"}, "", anew=True), timeout_s=LIMIT_S)
-            assert (await later.read(timeout_s=LIMIT_S)).files == {name: b"b"}
-        finally:
-            for copy in copies:
-                await copy.close()
+        await copy.change(Change(3, {name: b"a"}, "", anew=True), timeout_s=LIMIT_S)
+        await copy.change(Change(4, {name: b"b"}, ""), timeout_s=LIMIT_S)
+        for number in (4, 6):
+            with pytest.raises(ElasticDLError, match="does not follow 4"):
+                await copy.change(Change(number, {name: b"c"}, ""), timeout_s=LIMIT_S)
+        assert (await copy.read(timeout_s=LIMIT_S)).files == {name: b"ab"}
+    finally:
+        await copy.close()
 
-    run(story)
+
+async def test_a_copy_stays_small_however_long_the_job_runs(job: Job) -> None:
+    job.start("ps-0")
+    master = await job.master(1)
+    sizes = []
+    for _ in range(6):
+        await master.live(100)
+        sizes.append(sum(path.stat().st_size for path in master.file.needed))
+    assert max(sizes[2:]) < 2 * max(sizes[:2])
+
+
+async def test_a_holder_whose_record_is_not_certain_has_what_was_acted_upon(job: Job) -> None:
+    job.limits = replace(LIMITS, again_s=NEVER_S)
+    job.start("ps-0")
+    master = await job.master(1)
+    await master.live(30)
+    job.start("ps-1")
+    job.record.unanswered = True
+    acted = await master.live(40)
+    assert job.on_record == ["ps-0", "ps-1"]
+    job.kill("ps-0")
+    assert canonical((await job.master(2)).state) == acted
+
+
+async def test_a_journal_that_cannot_be_read_costs_the_copies_and_not_the_job(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    job.start("ps-0")
+    master = await job.master(1)
+    await master.live(30)
+    unreadable = files.segment_path(job.folder / "term-1", 1, 999_999)
+    unreadable.mkdir()
+    await master.live(3)
+    assert not master.journal.whole and job.on_record == []
+    assert "cannot read the journal" in caplog.text
+    unreadable.rmdir()
+    acted = await master.live(3)
+    assert master.journal.whole and job.on_record == ["ps-0"]
+    assert canonical((await job.master(2)).state) == acted
+
+
+async def test_one_process_that_takes_no_copy_makes_the_job_wait_once(job: Job) -> None:
+    job.limits = replace(LIMITS, change_s=0.1, again_s=NEVER_S)
+    for number in range(4):
+        job.hang(f"worker-{number}")
+    await (await job.master(1)).live(10)
+    assert job.asked == ["worker-0"]
+
+
+async def test_processes_that_took_no_copy_are_asked_last(job: Job) -> None:
+    job.limits = replace(LIMITS, holders=1)
+    gone = job.start("worker-0")
+    job.processes[gone].stop(None).wait(LIMIT_S)
+    job.start("worker-1")
+    await (await job.master(1)).live(10)
+    assert job.asked == ["worker-0", "worker-1"]
+    assert job.on_record == ["worker-1"]
+
+
+async def test_no_process_has_a_copy_above_the_limit(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    job.limits = replace(LIMITS, bytes=3_000)
+    job.start("ps-0")
+    master = await job.master(1)
+    await master.live(1)
+    assert job.on_record == ["ps-0"]
+    await master.live(60)
+    assert not master.journal.whole and job.on_record == []
+    warned, _, after = caplog.text.partition("above that no process has a copy")
+    assert "no process has a copy of the journal any longer" in after
+    assert "any longer" not in warned
+
+
+async def test_a_lost_answer_costs_no_holder(job: Job) -> None:
+    job.limits = replace(LIMITS, again_s=NEVER_S)
+    job.start("ps-0")
+    job.start("ps-1")
+    master = await job.master(1)
+    await master.live(30)
+    asked, job.lose_answer = job.record.asked, True
+    acted = await master.live(10)
+    assert not job.lose_answer and job.record.asked == asked
+    assert canonical((await job.master(2)).state) == acted
+
+
+async def test_a_late_change_does_not_replace_a_newer_copy(job: Job) -> None:
+    holder = job.start("worker-0")
+    copies = [job.place(term).connect(holder, term) for term in (1, 2)]
+    earlier, later = copies
+    name = "run-0001-000001.jsonl"
+    try:
+        await earlier.change(Change(9, {name: b"a"}, "", anew=True), timeout_s=LIMIT_S)
+        await later.change(Change(3, {name: b"b"}, "", anew=True), timeout_s=LIMIT_S)
+        with pytest.raises(ElasticDLError, match="does not follow 3"):
+            await later.change(Change(2, {name: b"c"}, "", anew=True), timeout_s=LIMIT_S)
+        with pytest.raises(ElasticDLError):
+            await earlier.change(Change(10, {name: b"c"}, "", anew=True), timeout_s=LIMIT_S)
+        assert (await later.read(timeout_s=LIMIT_S)).files == {name: b"b"}
+    finally:
+        for copy in copies:
+            await copy.close()
 
 
 def test_a_worker_that_cannot_listen_does_without_a_copy(
@@ -662,33 +588,27 @@ def test_a_worker_that_cannot_listen_does_without_a_copy(
     client.close()
 
 
-def test_a_holder_that_runs_and_does_not_answer_is_asked_again(
-    run: Callable[..., None], caplog: pytest.LogCaptureFixture
+async def test_a_holder_that_runs_and_does_not_answer_is_asked_again(
+    job: Job, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story(job: Job) -> None:
-        job.start("ps-0")
-        acted = await (await job.master(1)).live(30)
-        job.unreachable = True
-        next_one = asyncio.ensure_future(job.master(2))
-        await until_async("it tries again", lambda: caplog.text.count("no route to host") > 1)
-        assert not next_one.done()
-        job.unreachable = False
-        assert canonical((await next_one).state) == acted
-
-    run(story)
+    job.start("ps-0")
+    acted = await (await job.master(1)).live(30)
+    job.unreachable = True
+    next_one = asyncio.ensure_future(job.master(2))
+    await until_async("it tries again", lambda: caplog.text.count("no route to host") > 1)
+    assert not next_one.done()
+    job.unreachable = False
+    assert canonical((await next_one).state) == acted
 
 
-def test_the_end_of_all_processes_is_no_loss_while_the_job_ends(
-    run: Callable[..., None], caplog: pytest.LogCaptureFixture
+async def test_the_end_of_all_processes_is_no_loss_while_the_job_ends(
+    job: Job, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story(job: Job) -> None:
-        job.limits = replace(LIMITS, again_s=NEVER_S)
-        job.start("worker-0")
-        master = await job.master(1)
-        await master.live(30)
-        job.kill("worker-0")
-        await master.live(5)
-        assert not master.journal.whole
-        assert "begins the job anew" not in caplog.text
-
-    run(story)
+    job.limits = replace(LIMITS, again_s=NEVER_S)
+    job.start("worker-0")
+    master = await job.master(1)
+    await master.live(30)
+    job.kill("worker-0")
+    await master.live(5)
+    assert not master.journal.whole
+    assert "begins the job anew" not in caplog.text

@@ -354,7 +354,7 @@ def test_what_somebody_deletes_while_the_job_runs_is_made_again(
     assert cluster.names() == sorted([*MADE, "iris-tokens-uid-1-worker-0"])
 
 
-def test_looking_after_them_survives_an_api_server_that_says_no(
+async def test_looking_after_them_survives_an_api_server_that_says_no(
     cluster: SmallCluster, tmp_path: Path
 ) -> None:
     asked: list[str] = []
@@ -367,16 +367,13 @@ def test_looking_after_them_survives_an_api_server_that_says_no(
             else None
         )
 
-    async def story() -> None:
-        async with serving(cluster) as api:
-            keeping = asyncio.ensure_future(
-                KubernetesResources(
-                    api, OWNER, "iris-abcde", tmp_path, replace(QUICK, keep_every_s=0.05)
-                ).keep("opensesame", ProcessSecrets(api, OWNER, str))
-            )
-            cluster.bend = bend
-            await until_async("it asked three times", lambda: len(asked) >= 3)
-            assert not keeping.done()
-            keeping.cancel()
-
-    asyncio.run(story())
+    async with serving(cluster) as api:
+        keeping = asyncio.ensure_future(
+            KubernetesResources(
+                api, OWNER, "iris-abcde", tmp_path, replace(QUICK, keep_every_s=0.05)
+            ).keep("opensesame", ProcessSecrets(api, OWNER, str))
+        )
+        cluster.bend = bend
+        await until_async("it asked three times", lambda: len(asked) >= 3)
+        assert not keeping.done()
+        keeping.cancel()

@@ -217,30 +217,23 @@ def test_the_oldest_logs_are_removed_for_new_ones_and_the_masters_is_not(tmp_pat
     assert 5_000 < sum(path.stat().st_size for path in tmp_path.iterdir()) < 22_000
 
 
-def test_of_too_many_live_pods_those_that_end_are_copied(tmp_path: Path) -> None:
+async def test_of_too_many_live_pods_those_that_end_are_copied(tmp_path: Path) -> None:
     limits = ArchiveLimits(most_followed=1)
-
-    async def scenario() -> None:
-        node = Node(job_worker_0=[(0, "one")], job_worker_1=[(0, "two")])
-        async with archiving(node, tmp_path, limits) as archive:
-            archive.changed(pod(0))
-            archive.changed(pod(1))
-            await until_async("one is copied", lambda: lines(tmp_path / "worker-0.log"))
-            assert len(node.queries) == 1
-            await node.end("job-worker-1")
-            archive.changed(pod(1, ended=True))
-            await until_async("the other is copied", lambda: lines(tmp_path / "worker-1.log"))
-
-    asyncio.run(scenario())
+    node = Node(job_worker_0=[(0, "one")], job_worker_1=[(0, "two")])
+    async with archiving(node, tmp_path, limits) as archive:
+        archive.changed(pod(0))
+        archive.changed(pod(1))
+        await until_async("one is copied", lambda: lines(tmp_path / "worker-0.log"))
+        assert len(node.queries) == 1
+        await node.end("job-worker-1")
+        archive.changed(pod(1, ended=True))
+        await until_async("the other is copied", lambda: lines(tmp_path / "worker-1.log"))
 
 
-def test_the_end_of_a_job_does_not_wait_for_a_log_that_does_not_end(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        node = Node(job_worker_0=[(0, "one")])
-        async with archiving(node, tmp_path) as archive:
-            archive.changed(pod(0, leaving=True))
-            await until_async("the log was asked for", lambda: node.queries)
-            async with asyncio.timeout(5):
-                await archive.finish(0.1)
-
-    asyncio.run(scenario())
+async def test_the_end_of_a_job_does_not_wait_for_a_log_that_does_not_end(tmp_path: Path) -> None:
+    node = Node(job_worker_0=[(0, "one")])
+    async with archiving(node, tmp_path) as archive:
+        archive.changed(pod(0, leaving=True))
+        await until_async("the log was asked for", lambda: node.queries)
+        async with asyncio.timeout(5):
+            await archive.finish(0.1)

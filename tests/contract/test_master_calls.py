@@ -130,29 +130,23 @@ async def failure(work: Coroutine[Any, Any, Any]) -> CallFailed:
     return caught.value
 
 
-def test_a_call_says_who_makes_it() -> None:
-    async def story() -> None:
-        async with served() as (service, _, address), client(address) as one:
-            assert (await status(one)).status == "fine"
-            await status(one, 4)
-            assert service.acted == ["w one 3", "w one 4"]
-
-    asyncio.run(story())
+async def test_a_call_says_who_makes_it() -> None:
+    async with served() as (service, _, address), client(address) as one:
+        assert (await status(one)).status == "fine"
+        await status(one, 4)
+        assert service.acted == ["w one 3", "w one 4"]
 
 
 @pytest.mark.parametrize(
     ("proof", "name"), [("", "w"), (TOKEN, "w"), (TOKEN + "w", "v"), (TOKEN + "w", "")]
 )
-def test_who_does_not_prove_its_name_is_refused(proof: str, name: str) -> None:
-    async def story() -> None:
-        async with served() as (service, _, address), client(address, proof, name) as one:
-            failed = await failure(status(one))
-            assert failed.code() is grpc.StatusCode.UNAUTHENTICATED and "token" in failed.details()
-            stream = one.stream(METHODS["Orders"], pb.OrdersRequest(), term=3)
-            assert (await failure(anext(stream))).code() is grpc.StatusCode.UNAUTHENTICATED
-            assert not service.acted
-
-    asyncio.run(story())
+async def test_who_does_not_prove_its_name_is_refused(proof: str, name: str) -> None:
+    async with served() as (service, _, address), client(address, proof, name) as one:
+        failed = await failure(status(one))
+        assert failed.code() is grpc.StatusCode.UNAUTHENTICATED and "token" in failed.details()
+        stream = one.stream(METHODS["Orders"], pb.OrdersRequest(), term=3)
+        assert (await failure(anext(stream))).code() is grpc.StatusCode.UNAUTHENTICATED
+        assert not service.acted
 
 
 def test_a_call_that_cannot_be_answered_has_a_status_and_others_go_on(
@@ -177,56 +171,47 @@ def test_a_call_that_cannot_be_answered_has_a_status_and_others_go_on(
     assert [record for record in caplog.records if record.exc_info], "the bug is in the log"
 
 
-def test_who_hangs_up_or_waits_no_more_ends_its_calls() -> None:
-    async def story() -> None:
-        request = pb.LeaseRequest(sequence=1)
-        async with served() as (service, _, address):
-            async with client(address) as one:
-                lease = one.call(METHODS["RequestLease"], request, term=3, timeout_s=0.2)
-                assert (await failure(lease)).code() is grpc.StatusCode.DEADLINE_EXCEEDED
-                await asyncio.wait_for(service.cancelled.wait(), LIMIT_S)
-                service.cancelled.clear()
-                lease = one.call(METHODS["RequestLease"], request, term=3, timeout_s=LIMIT_S)
-                waiting = asyncio.ensure_future(lease)
-                await status(one)
+async def test_who_hangs_up_or_waits_no_more_ends_its_calls() -> None:
+    request = pb.LeaseRequest(sequence=1)
+    async with served() as (service, _, address):
+        async with client(address) as one:
+            lease = one.call(METHODS["RequestLease"], request, term=3, timeout_s=0.2)
+            assert (await failure(lease)).code() is grpc.StatusCode.DEADLINE_EXCEEDED
             await asyncio.wait_for(service.cancelled.wait(), LIMIT_S)
-            assert (await failure(waiting)).code() is grpc.StatusCode.UNAVAILABLE
-
-    asyncio.run(story())
-
-
-def test_a_connection_with_many_calls_is_read_again_when_some_are_answered() -> None:
-    async def story() -> None:
-        async with served() as (service, _, address), client(address) as one:
-
-            async def lease(number: int) -> str:
-                request = pb.LeaseRequest(sequence=number)
-                reply = await one.call(METHODS["RequestLease"], request, term=3, timeout_s=LIMIT_S)
-                return str(reply.wait_reason)
-
-            leases = [asyncio.ensure_future(lease(number)) for number in range(300)]
-            await asyncio.sleep(0.1)
-            service.go_on.set()
-            assert await asyncio.gather(*leases) == [str(number) for number in range(300)]
-
-    asyncio.run(story())
+            service.cancelled.clear()
+            lease = one.call(METHODS["RequestLease"], request, term=3, timeout_s=LIMIT_S)
+            waiting = asyncio.ensure_future(lease)
+            await status(one)
+        await asyncio.wait_for(service.cancelled.wait(), LIMIT_S)
+        assert (await failure(waiting)).code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_orders_wait_for_a_client_that_does_not_read() -> None:
-    async def story() -> None:
-        async with served() as (service, _, address):
-            hello = pb.Hello(proof=TOKEN + "w", name="w").SerializeToString()
-            said = GREETING + REQUEST.pack(len(hello), 0, HELLO, 0) + hello
-            order = REQUEST.pack(0, 1, METHODS["Orders"].number, 3)
-            async with connected(address, said + order):
-                before = -1
-                while service.sent != before:
-                    before = service.sent
-                    await asyncio.sleep(0.2)
-                assert 0 < before < 1000
-            await asyncio.wait_for(service.cancelled.wait(), LIMIT_S)
+async def test_a_connection_with_many_calls_is_read_again_when_some_are_answered() -> None:
+    async with served() as (service, _, address), client(address) as one:
 
-    asyncio.run(story())
+        async def lease(number: int) -> str:
+            request = pb.LeaseRequest(sequence=number)
+            reply = await one.call(METHODS["RequestLease"], request, term=3, timeout_s=LIMIT_S)
+            return str(reply.wait_reason)
+
+        leases = [asyncio.ensure_future(lease(number)) for number in range(300)]
+        await asyncio.sleep(0.1)
+        service.go_on.set()
+        assert await asyncio.gather(*leases) == [str(number) for number in range(300)]
+
+
+async def test_orders_wait_for_a_client_that_does_not_read() -> None:
+    async with served() as (service, _, address):
+        hello = pb.Hello(proof=TOKEN + "w", name="w").SerializeToString()
+        said = GREETING + REQUEST.pack(len(hello), 0, HELLO, 0) + hello
+        order = REQUEST.pack(0, 1, METHODS["Orders"].number, 3)
+        async with connected(address, said + order):
+            before = -1
+            while service.sent != before:
+                before = service.sent
+                await asyncio.sleep(0.2)
+            assert 0 < before < 1000
+        await asyncio.wait_for(service.cancelled.wait(), LIMIT_S)
 
 
 class Wire(asyncio.Transport):
@@ -307,72 +292,59 @@ def test_a_client_that_reads_no_answers_is_not_read() -> None:
         asyncio.run(story())
 
 
-def test_who_knows_an_earlier_master_only_learns_that_before_it_calls() -> None:
-    async def story() -> None:
-        async with served(term=4) as (service, _, address), client(address) as one:
-            lease = pb.LeaseRequest(sequence=1)
-            for _ in range(2):
-                call = one.call(METHODS["RequestLease"], lease, term=3, timeout_s=LIMIT_S)
-                assert (await failure(call)).code() is grpc.StatusCode.ABORTED
-            stream = one.stream(METHODS["Orders"], pb.OrdersRequest(), term=3)
-            assert (await failure(anext(stream))).code() is grpc.StatusCode.ABORTED
-            assert service.sent == 0
-            # Whoever has not attached, and what needs no attaching, is answered as ever.
-            await status(one)
-            service.go_on.set()
-            for term in (0, 4, 5):
-                await one.call(METHODS["RequestLease"], lease, term=term, timeout_s=LIMIT_S)
-
-    asyncio.run(story())
+async def test_who_knows_an_earlier_master_only_learns_that_before_it_calls() -> None:
+    async with served(term=4) as (service, _, address), client(address) as one:
+        lease = pb.LeaseRequest(sequence=1)
+        for _ in range(2):
+            call = one.call(METHODS["RequestLease"], lease, term=3, timeout_s=LIMIT_S)
+            assert (await failure(call)).code() is grpc.StatusCode.ABORTED
+        stream = one.stream(METHODS["Orders"], pb.OrdersRequest(), term=3)
+        assert (await failure(anext(stream))).code() is grpc.StatusCode.ABORTED
+        assert service.sent == 0
+        # Whoever has not attached, and what needs no attaching, is answered as ever.
+        await status(one)
+        service.go_on.set()
+        for term in (0, 4, 5):
+            await one.call(METHODS["RequestLease"], lease, term=term, timeout_s=LIMIT_S)
 
 
-def test_a_wrong_proof_is_answered_once() -> None:
-    async def story() -> None:
-        async with served() as (_, _, address):
-            hello = pb.Hello(proof="wrong", name="w").SerializeToString()
-            said = GREETING + REQUEST.pack(len(hello), 0, HELLO, 0) + hello
-            call = REQUEST.pack(0, 1, METHODS["Status"].number, 3)
-            async with connected(address, said + 3 * call) as (reader, _):
-                answers = list(Frames(REPLY).feed(await asyncio.wait_for(reader.read(), 5.0)))
-            assert [fields for fields, _ in answers] == [(0, TERM), (1, 16)]
-
-    asyncio.run(story())
+async def test_a_wrong_proof_is_answered_once() -> None:
+    async with served() as (_, _, address):
+        hello = pb.Hello(proof="wrong", name="w").SerializeToString()
+        said = GREETING + REQUEST.pack(len(hello), 0, HELLO, 0) + hello
+        call = REQUEST.pack(0, 1, METHODS["Status"].number, 3)
+        async with connected(address, said + 3 * call) as (reader, _):
+            answers = list(Frames(REPLY).feed(await asyncio.wait_for(reader.read(), 5.0)))
+        assert [fields for fields, _ in answers] == [(0, TERM), (1, 16)]
 
 
-def test_an_answer_that_is_too_large_fails_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_that_is_too_large_fails_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call_server, "MAX_MESSAGE_BYTES", 10_000)
-
-    async def story() -> None:
-        async with served() as (service, _, address), client(address) as one:
-            lease = one.call(
-                METHODS["RequestLease"], pb.LeaseRequest(sequence=1), term=3, timeout_s=LIMIT_S
-            )
-            waiting = asyncio.ensure_future(lease)
-            stream = one.stream(METHODS["Orders"], pb.OrdersRequest(), term=3)
-            failed = await failure(anext(stream))
-            assert failed.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            service.go_on.set()
-            assert (await waiting).wait_reason == "1"
-
-    asyncio.run(story())
+    async with served() as (service, _, address), client(address) as one:
+        lease = one.call(
+            METHODS["RequestLease"], pb.LeaseRequest(sequence=1), term=3, timeout_s=LIMIT_S
+        )
+        waiting = asyncio.ensure_future(lease)
+        stream = one.stream(METHODS["Orders"], pb.OrdersRequest(), term=3)
+        failed = await failure(anext(stream))
+        assert failed.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        service.go_on.set()
+        assert (await waiting).wait_reason == "1"
 
 
-def test_a_call_may_be_cancelled_before_it_begins() -> None:
-    async def story() -> None:
-        async with served() as (_, _, address):
-            hello = pb.Hello(proof=TOKEN + "w", name="w").SerializeToString()
-            said = GREETING + REQUEST.pack(len(hello), 0, HELLO, 0) + hello
-            for number in range(1, 200):
-                said += REQUEST.pack(0, number, METHODS["RequestLease"].number, 3)
-                said += REQUEST.pack(0, number, CANCEL, 0)
-            said += REQUEST.pack(0, 200, METHODS["Status"].number, 3)
-            async with connected(address, said) as (reader, _):
-                frames, numbers = Frames(REPLY), set[int]()
-                while 200 not in numbers:
-                    data = await asyncio.wait_for(reader.read(4096), LIMIT_S)
-                    numbers |= {fields[0] for fields, _ in frames.feed(data)}
-
-    asyncio.run(story())
+async def test_a_call_may_be_cancelled_before_it_begins() -> None:
+    async with served() as (_, _, address):
+        hello = pb.Hello(proof=TOKEN + "w", name="w").SerializeToString()
+        said = GREETING + REQUEST.pack(len(hello), 0, HELLO, 0) + hello
+        for number in range(1, 200):
+            said += REQUEST.pack(0, number, METHODS["RequestLease"].number, 3)
+            said += REQUEST.pack(0, number, CANCEL, 0)
+        said += REQUEST.pack(0, 200, METHODS["Status"].number, 3)
+        async with connected(address, said) as (reader, _):
+            frames, numbers = Frames(REPLY), set[int]()
+            while 200 not in numbers:
+                data = await asyncio.wait_for(reader.read(4096), LIMIT_S)
+                numbers |= {fields[0] for fields, _ in frames.feed(data)}
 
 
 class Garbled:
@@ -447,45 +419,38 @@ def test_all_addresses_are_those_of_both_versions_of_ip() -> None:
     asyncio.run(story())
 
 
-def test_who_proves_itself_gets_a_place_that_strangers_hold(
+async def test_who_proves_itself_gets_a_place_that_strangers_hold(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _: (64, 64))
-
-    async def story() -> None:
-        async with served() as (_, _, address), AsyncExitStack() as known:
-            for _ in range(63):
-                await status(await known.enter_async_context(client(address)))
-            await known.enter_async_context(connected(address))
-            # Every place is taken, one of them by a stranger.
+    async with served() as (_, _, address), AsyncExitStack() as known:
+        for _ in range(63):
             await status(await known.enter_async_context(client(address)))
-            async with client(address) as one:
-                assert (await failure(status(one))).code() is grpc.StatusCode.UNAVAILABLE
-
-    asyncio.run(story())
-
-
-def test_a_master_that_ends_takes_no_more_calls_and_waits_for_no_stranger() -> None:
-    async def story() -> None:
-        async with (
-            served() as (service, server, address),
-            client(address) as one,
-            connected(address) as (stranger, _),
-        ):
-            lease = one.call(
-                METHODS["RequestLease"], pb.LeaseRequest(sequence=1), term=3, timeout_s=LIMIT_S
-            )
-            waiting = asyncio.ensure_future(lease)
-            await status(one)
-            ending = asyncio.ensure_future(server.close())
-            with suppress(ConnectionResetError):
-                assert await asyncio.wait_for(stranger.read(), LIMIT_S) == server.greeting
+        await known.enter_async_context(connected(address))
+        # Every place is taken, one of them by a stranger.
+        await status(await known.enter_async_context(client(address)))
+        async with client(address) as one:
             assert (await failure(status(one))).code() is grpc.StatusCode.UNAVAILABLE
-            assert not service.acted[1:], "what came too late"
-            await asyncio.wait_for(ending, LIMIT_S)
-            await failure(waiting)
 
-    asyncio.run(story())
+
+async def test_a_master_that_ends_takes_no_more_calls_and_waits_for_no_stranger() -> None:
+    async with (
+        served() as (service, server, address),
+        client(address) as one,
+        connected(address) as (stranger, _),
+    ):
+        lease = one.call(
+            METHODS["RequestLease"], pb.LeaseRequest(sequence=1), term=3, timeout_s=LIMIT_S
+        )
+        waiting = asyncio.ensure_future(lease)
+        await status(one)
+        ending = asyncio.ensure_future(server.close())
+        with suppress(ConnectionResetError):
+            assert await asyncio.wait_for(stranger.read(), LIMIT_S) == server.greeting
+        assert (await failure(status(one))).code() is grpc.StatusCode.UNAVAILABLE
+        assert not service.acted[1:], "what came too late"
+        await asyncio.wait_for(ending, LIMIT_S)
+        await failure(waiting)
 
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -515,60 +480,48 @@ async def connected(address: str, sent: bytes = b"") -> AsyncIterator[Streams]:
         b"",
     ],
 )
-def test_a_stranger_is_hung_up_on(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stranger_is_hung_up_on(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     if not sent:
         monkeypatch.setattr(call_server, "_HELLO_S", 0.3)
-
-    async def story() -> None:
-        async with served() as (_, server, address):
-            async with connected(address, sent) as (reader, _):
-                with suppress(ConnectionResetError):
-                    # All others are known at once, long before the time for a greeting is over.
-                    limit_s = call_server._HELLO_S / 2 if sent else LIMIT_S
-                    assert await asyncio.wait_for(reader.read(), limit_s) == server.greeting
-            async with client(address) as one:
-                await status(one)
-
-    asyncio.run(story())
+    async with served() as (_, server, address):
+        async with connected(address, sent) as (reader, _):
+            with suppress(ConnectionResetError):
+                # All others are known at once, long before the time for a greeting is over.
+                limit_s = call_server._HELLO_S / 2 if sent else LIMIT_S
+                assert await asyncio.wait_for(reader.read(), limit_s) == server.greeting
+        async with client(address) as one:
+            await status(one)
 
 
-def test_strangers_make_room_for_each_other_and_for_who_proves_itself(
+async def test_strangers_make_room_for_each_other_and_for_who_proves_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _: (128, 128))
-
-    async def story() -> None:
-        async with served() as (_, server, address), AsyncExitStack() as silent:
-            first, _ = await silent.enter_async_context(connected(address))
-            for _ in range(40):
-                await silent.enter_async_context(connected(address))
-            async with client(address) as one:
-                await status(one)
-                with suppress(ConnectionResetError):
-                    assert await asyncio.wait_for(first.read(), LIMIT_S) == server.greeting
-
-    asyncio.run(story())
+    async with served() as (_, server, address), AsyncExitStack() as silent:
+        first, _ = await silent.enter_async_context(connected(address))
+        for _ in range(40):
+            await silent.enter_async_context(connected(address))
+        async with client(address) as one:
+            await status(one)
+            with suppress(ConnectionResetError):
+                assert await asyncio.wait_for(first.read(), LIMIT_S) == server.greeting
 
 
-def test_a_connection_on_which_nothing_comes_is_replaced() -> None:
+async def test_a_connection_on_which_nothing_comes_is_replaced() -> None:
     """As when the machine of a master is stopped: its kernel still answers."""
-
-    async def story() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as stopped:
-            address = f"127.0.0.1:{stopped.getsockname()[1]}"
-            async with client(address) as one:
-                for _ in range(2):
-                    call = one.call(METHODS["Status"], pb.StatusRequest(), term=3, timeout_s=0.2)
-                    assert (await failure(call)).code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            stopped.settimeout(LIMIT_S)
+    with socket.create_server(("127.0.0.1", 0)) as stopped:
+        address = f"127.0.0.1:{stopped.getsockname()[1]}"
+        async with client(address) as one:
             for _ in range(2):
-                stopped.accept()[0].close()
-
-    asyncio.run(story())
+                call = one.call(METHODS["Status"], pb.StatusRequest(), term=3, timeout_s=0.2)
+                assert (await failure(call)).code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        stopped.settimeout(LIMIT_S)
+        for _ in range(2):
+            stopped.accept()[0].close()
 
 
 @pytest.mark.parametrize("end", ["its time is over", "its caller goes"])
-def test_a_connection_that_nobody_waits_for_just_when_it_is_made_is_closed(
+async def test_a_connection_that_nobody_waits_for_just_when_it_is_made_is_closed(
     end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits, callers = list[asyncio.Timeout](), list[asyncio.Future[Any]]()
@@ -589,16 +542,12 @@ def test_a_connection_that_nobody_waits_for_just_when_it_is_made_is_closed(
 
     monkeypatch.setattr("elasticdl.rpc.call_client.asyncio.timeout", timeout)
     monkeypatch.setattr(_Connection, "data_received", receive)
-
-    async def story() -> None:
-        async with served() as (service, server, address), client(address) as one:
-            callers.append(asyncio.ensure_future(status(one)))
-            with pytest.raises((CallFailed, asyncio.CancelledError)):
-                await callers[0]
-            await until_async("it is closed", lambda: not server._connections)
-            assert not service.acted
-
-    asyncio.run(story())
+    async with served() as (service, server, address), client(address) as one:
+        callers.append(asyncio.ensure_future(status(one)))
+        with pytest.raises((CallFailed, asyncio.CancelledError)):
+            await callers[0]
+        await until_async("it is closed", lambda: not server._connections)
+        assert not service.acted
 
 
 @pytest.mark.parametrize("header", [REQUEST, REPLY])
@@ -622,26 +571,23 @@ def test_another_protocol_is_known_by_its_first_bytes(begin: bytes) -> None:
         list(Frames(REPLY).feed(begin))
 
 
-def test_callers_connect_before_a_master_takes_calls_and_are_answered_then() -> None:
-    async def story() -> None:
-        server = CallServer(lambda caller: TOKEN + caller.name, term=3)
-        address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
-        try:
-            async with client(address) as one, client(address, TOKEN, "v") as stranger:
-                calls = [asyncio.ensure_future(status(one)) for _ in range(3)]
-                refused = await failure(status(stranger))
-                assert refused.code() is grpc.StatusCode.UNAUTHENTICATED
-                await until_async("the calls", lambda: waiting_calls(server) == 3)
-                assert not any(each.done() for each in calls)
-                service = Service()
-                server.serve(service, check)
-                async with asyncio.timeout(LIMIT_S):
-                    assert [(await call).status for call in calls] == ["fine"] * 3
-                assert service.acted == ["w one 3"] * 3
-        finally:
-            await server.close()
-
-    asyncio.run(story())
+async def test_callers_connect_before_a_master_takes_calls_and_are_answered_then() -> None:
+    server = CallServer(lambda caller: TOKEN + caller.name, term=3)
+    address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
+    try:
+        async with client(address) as one, client(address, TOKEN, "v") as stranger:
+            calls = [asyncio.ensure_future(status(one)) for _ in range(3)]
+            refused = await failure(status(stranger))
+            assert refused.code() is grpc.StatusCode.UNAUTHENTICATED
+            await until_async("the calls", lambda: waiting_calls(server) == 3)
+            assert not any(each.done() for each in calls)
+            service = Service()
+            server.serve(service, check)
+            async with asyncio.timeout(LIMIT_S):
+                assert [(await call).status for call in calls] == ["fine"] * 3
+            assert service.acted == ["w one 3"] * 3
+    finally:
+        await server.close()
 
 
 def waiting_calls(server: CallServer) -> int:
@@ -650,58 +596,48 @@ def waiting_calls(server: CallServer) -> int:
 
 
 @pytest.mark.parametrize("end", ["it is cancelled", "its connection breaks"])
-def test_a_call_that_its_caller_gave_up_before_a_master_takes_calls_has_no_effect(
+async def test_a_call_that_its_caller_gave_up_before_a_master_takes_calls_has_no_effect(
     end: str,
 ) -> None:
-    async def story() -> None:
-        server, service = CallServer(lambda caller: TOKEN + caller.name, term=3), Service()
-        address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
-        try:
-            async with client(address) as one, client(address) as other:
-                call = asyncio.ensure_future(failure(status(one)))
-                await until_async("the call", lambda: waiting_calls(server) == 1)
-                if end == "it is cancelled":
-                    call.cancel()
-                else:
-                    await one.close()
-                await until_async("it is cancelled", lambda: waiting_calls(server) == 0)
-                server.serve(service, check)
-                assert (await status(other)).status == "fine"
-                assert service.acted == ["w one 3"], "of the other"
-                await asyncio.gather(call, return_exceptions=True)
-        finally:
-            await server.close()
-
-    asyncio.run(story())
-
-
-def test_a_master_that_ends_before_it_takes_calls_says_so_to_those_that_wait() -> None:
-    async def story() -> None:
-        server = CallServer(lambda caller: TOKEN + caller.name, term=3)
-        address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
-        async with client(address) as one:
+    server, service = CallServer(lambda caller: TOKEN + caller.name, term=3), Service()
+    address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
+    try:
+        async with client(address) as one, client(address) as other:
             call = asyncio.ensure_future(failure(status(one)))
             await until_async("the call", lambda: waiting_calls(server) == 1)
-            await server.close()
-            assert (await call).code() is grpc.StatusCode.UNAVAILABLE
+            if end == "it is cancelled":
+                call.cancel()
+            else:
+                await one.close()
+            await until_async("it is cancelled", lambda: waiting_calls(server) == 0)
+            server.serve(service, check)
+            assert (await status(other)).status == "fine"
+            assert service.acted == ["w one 3"], "of the other"
+            await asyncio.gather(call, return_exceptions=True)
+    finally:
+        await server.close()
 
-    asyncio.run(story())
+
+async def test_a_master_that_ends_before_it_takes_calls_says_so_to_those_that_wait() -> None:
+    server = CallServer(lambda caller: TOKEN + caller.name, term=3)
+    address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
+    async with client(address) as one:
+        call = asyncio.ensure_future(failure(status(one)))
+        await until_async("the call", lambda: waiting_calls(server) == 1)
+        await server.close()
+        assert (await call).code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_a_master_notices_a_caller_that_vanished() -> None:
+async def test_a_master_notices_a_caller_that_vanished() -> None:
     """Connections inherit what the listening socket was told."""
-
-    async def story() -> None:
-        async with served() as (_, server, address), client(address) as one:
-            await status(one)
-            (connection,) = server._connections
-            assert isinstance(connection, call_server._Connection)
-            accepted = present(connection._transport).get_extra_info("socket")
-            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-            options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
-            seconds = [accepted.getsockopt(socket.IPPROTO_TCP, option) for option in options]
-            assert seconds == [10, 1, 5]
-            limit_ms = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
-            assert limit_ms == 15_000
-
-    asyncio.run(story())
+    async with served() as (_, server, address), client(address) as one:
+        await status(one)
+        (connection,) = server._connections
+        assert isinstance(connection, call_server._Connection)
+        accepted = present(connection._transport).get_extra_info("socket")
+        assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        seconds = [accepted.getsockopt(socket.IPPROTO_TCP, option) for option in options]
+        assert seconds == [10, 1, 5]
+        limit_ms = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+        assert limit_ms == 15_000

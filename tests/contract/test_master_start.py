@@ -115,7 +115,7 @@ def replayed(left: Left, stack: AsyncExitStack) -> Coroutine[Any, Any, Any]:
     return lifecycle._recovered(left.environment, SPEC, Limits(), stack)
 
 
-def test_processes_that_connect_during_the_replay_learn_the_term_that_the_master_claimed(
+async def test_processes_that_connect_during_the_replay_learn_the_term_that_the_master_claimed(
     left: Left, ports: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     greetings, replay = list[asyncio.Task[bytes]](), Recovery.replay
@@ -126,53 +126,42 @@ def test_processes_that_connect_during_the_replay_learn_the_term_that_the_master
         return replay(recovery, limit_s)
 
     monkeypatch.setattr(Recovery, "replay", replay_)
-
-    async def story() -> None:
-        async with AsyncExitStack() as stack:
-            environment, (recovered, _) = await replayed(left, stack)
-            assert environment.term == 4
-            assert canonical(recovered.core) == canonical(left.state)
-            said = REPLY.pack(TERM_NUMBER.size, 0, TERM) + TERM_NUMBER.pack(4)
-            assert await greetings[0] == GREETING + said
-        assert await is_closed(ports[0])
-
-    asyncio.run(story())
+    async with AsyncExitStack() as stack:
+        environment, (recovered, _) = await replayed(left, stack)
+        assert environment.term == 4
+        assert canonical(recovered.core) == canonical(left.state)
+        said = REPLY.pack(TERM_NUMBER.size, 0, TERM) + TERM_NUMBER.pack(4)
+        assert await greetings[0] == GREETING + said
+    assert await is_closed(ports[0])
 
 
-def test_the_port_closes_when_the_replay_finds_a_damaged_line(
+async def test_the_port_closes_when_the_replay_finds_a_damaged_line(
     left: Left, ports: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     (segment,) = files.segments(left.journal)
     lines = segment.path.read_bytes().splitlines(keepends=True)
     lines[20] = lines[20].replace(b"{", b"[", 1)
     segment.path.write_bytes(b"".join(lines))
-
-    async def story() -> None:
-        async with AsyncExitStack() as stack:
-            _, recovered = await replayed(left, stack)
-            assert recovered is None and "damaged" in caplog.text
-            assert await is_closed(ports[0])
-
-    asyncio.run(story())
+    async with AsyncExitStack() as stack:
+        _, recovered = await replayed(left, stack)
+        assert recovered is None and "damaged" in caplog.text
+        assert await is_closed(ports[0])
 
 
-def test_a_port_that_is_taken_when_the_replay_begins_may_be_free_when_the_master_runs(
+async def test_a_port_that_is_taken_when_the_replay_begins_may_be_free_when_the_master_runs(
     left: Left,
 ) -> None:
-    async def story() -> None:
-        async with AsyncExitStack() as stack:
-            with socket.create_server(("127.0.0.1", 0)) as other:
-                taken = replace(left.environment, port=other.getsockname()[1])
-                _, (recovered, calls) = await replayed(replace(left, environment=taken), stack)
-                assert calls.server.port is None
-            assert canonical(recovered.core) == canonical(left.state)
-            assert await calls.open() == calls.environment.port
-
-    asyncio.run(story())
+    async with AsyncExitStack() as stack:
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            taken = replace(left.environment, port=other.getsockname()[1])
+            _, (recovered, calls) = await replayed(replace(left, environment=taken), stack)
+            assert calls.server.port is None
+        assert canonical(recovered.core) == canonical(left.state)
+        assert await calls.open() == calls.environment.port
 
 
 @pytest.mark.parametrize("end", ["it is cancelled in the replay", "no master can be made"])
-def test_a_start_that_fails_leaves_no_open_port(
+async def test_a_start_that_fails_leaves_no_open_port(
     left: Left, ports: list[int], end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cancelled(recovery: Recovery) -> bool:
@@ -187,16 +176,12 @@ def test_a_start_that_fails_leaves_no_open_port(
         monkeypatch.setattr(lifecycle, "_replay", cancelled)
     else:
         monkeypatch.setattr(lifecycle, "Master", failed)
-
-    async def story() -> None:
-        task = asyncio.ensure_future(
-            lifecycle.serve(left.environment, cast("Platform", Stub(Limits())))
-        )
-        with pytest.raises(asyncio.CancelledError if in_replay else PermissionError):
-            await task
-        assert await is_closed(ports[0])
-
-    asyncio.run(story())
+    task = asyncio.ensure_future(
+        lifecycle.serve(left.environment, cast("Platform", Stub(Limits())))
+    )
+    with pytest.raises(asyncio.CancelledError if in_replay else PermissionError):
+        await task
+    assert await is_closed(ports[0])
 
 
 def test_the_outcome_is_recorded_before_the_master_waits_for_a_store(

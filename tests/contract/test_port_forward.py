@@ -109,40 +109,26 @@ async def said(address: str, words: bytes) -> bytes:
         await asyncio.gather(writer.wait_closed(), return_exceptions=True)
 
 
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(30):
-            await scenario()
-
-    asyncio.run(limited())
-
-
-def test_bytes_travel_both_ways_and_several_connections_do_not_mix() -> None:
-    async def scenario() -> None:
-        pods = Pods(echo)
-        async with tunnel(pods) as made:
-            address = await made.open()
-            assert address.startswith("127.0.0.1:")
-            words = [bytes((97 + number,)) * 300_000 for number in range(5)]
-            assert await asyncio.gather(*(said(address, one) for one in words)) == [
-                one.upper() for one in words
-            ]
-            assert made.problem == ""
-        assert set(pods.asked) == {("master", str(PORT))}
-
-    run(scenario)
+async def test_bytes_travel_both_ways_and_several_connections_do_not_mix() -> None:
+    pods = Pods(echo)
+    async with tunnel(pods) as made:
+        address = await made.open()
+        assert address.startswith("127.0.0.1:")
+        words = [bytes((97 + number,)) * 300_000 for number in range(5)]
+        assert await asyncio.gather(*(said(address, one) for one in words)) == [
+            one.upper() for one in words
+        ]
+        assert made.problem == ""
+    assert set(pods.asked) == {("master", str(PORT))}
 
 
-def test_a_pod_that_was_replaced_is_followed_by_the_next_connection() -> None:
-    async def scenario() -> None:
-        pods = Pods(echo)
-        async with tunnel(pods, ["first", "first", "second"]) as made:
-            address = await made.open()
-            assert await said(address, b"a") == b"A"
-            assert await said(address, b"b") == b"B"
-        assert [pod for pod, _ in pods.asked] == ["first", "first", "second"]
-
-    run(scenario)
+async def test_a_pod_that_was_replaced_is_followed_by_the_next_connection() -> None:
+    pods = Pods(echo)
+    async with tunnel(pods, ["first", "first", "second"]) as made:
+        address = await made.open()
+        assert await said(address, b"a") == b"A"
+        assert await said(address, b"b") == b"B"
+    assert [pod for pod, _ in pods.asked] == ["first", "first", "second"]
 
 
 @pytest.mark.parametrize(
@@ -158,16 +144,13 @@ def test_a_pod_that_was_replaced_is_followed_by_the_next_connection() -> None:
         (503, TransientError, "the API server answered 503", ExitCode.JOB_FAILED),
     ],
 )
-def test_a_way_that_is_barred_is_told_at_once_and_in_words(
+async def test_a_way_that_is_barred_is_told_at_once_and_in_words(
     code: int, kind: type[ElasticDLError], words: str, exit_code: ExitCode
 ) -> None:
-    async def scenario() -> None:
-        async with tunnel(Pods(echo, refuse=code)) as made:
-            with pytest.raises(kind, match=words) as caught:
-                await made.open()
-            assert caught.value.exit_code is exit_code
-
-    run(scenario)
+    async with tunnel(Pods(echo, refuse=code)) as made:
+        with pytest.raises(kind, match=words) as caught:
+            await made.open()
+        assert caught.value.exit_code is exit_code
 
 
 @pytest.mark.parametrize(
@@ -175,20 +158,17 @@ def test_a_way_that_is_barred_is_told_at_once_and_in_words(
     [(nobody_listens, "nothing listens on port 50001 of pod master"), (breaks_off, "")],
     ids=["nobody listens", "the API server breaks off"],
 )
-def test_a_connection_that_breaks_ends_on_our_side_too_and_the_next_one_may_work(
+async def test_a_connection_that_breaks_ends_on_our_side_too_and_the_next_one_may_work(
     behave: Pod, words: str
 ) -> None:
-    async def scenario() -> None:
-        pods = Pods(behave)
-        async with tunnel(pods) as made:
-            address = await made.open()
-            assert await said(address, b"a") == b""
-            assert words in made.problem
-            pods.behave = echo
-            assert await said(address, b"a") == b"A"
-            assert made.problem == ""
-
-    run(scenario)
+    pods = Pods(behave)
+    async with tunnel(pods) as made:
+        address = await made.open()
+        assert await said(address, b"a") == b""
+        assert words in made.problem
+        pods.behave = echo
+        assert await said(address, b"a") == b"A"
+        assert made.problem == ""
 
 
 async def greets(socket: web.WebSocketResponse) -> None:
@@ -205,40 +185,34 @@ async def greets(socket: web.WebSocketResponse) -> None:
     ],
     ids=["silent", "nobody", "greets"],
 )
-def test_whether_somebody_listens_is_learned_before_anybody_connects(
+async def test_whether_somebody_listens_is_learned_before_anybody_connects(
     behave: Pod, words: str
 ) -> None:
-    async def scenario() -> None:
-        async with tunnel(Pods(behave)) as made:
-            if not words:
-                assert await made.open(greeting_s=10.0)
-                return
-            with pytest.raises(TransientError, match=words):
-                await made.open(greeting_s=0.2)
-
-    run(scenario)
+    async with tunnel(Pods(behave)) as made:
+        if not words:
+            assert await made.open(greeting_s=10.0)
+            return
+        with pytest.raises(TransientError, match=words):
+            await made.open(greeting_s=0.2)
 
 
-def test_an_api_server_that_goes_away_is_told_and_nothing_is_left_open() -> None:
-    async def scenario() -> None:
-        pods = Pods(echo)
-        async with tunnel(pods) as made:
-            address = await made.open()
-            assert await said(address, b"a") == b"A"
-            pods.refuse = 502
-            assert await said(address, b"a") == b""
-            assert "the API server answered 502" in made.problem
-            reader, writer = await opened(address)
-            await made.close()
-            assert await reader.read() == b""
-            writer.close()
-            with pytest.raises(ConnectionRefusedError):
-                await opened(address)
-
-    run(scenario)
+async def test_an_api_server_that_goes_away_is_told_and_nothing_is_left_open() -> None:
+    pods = Pods(echo)
+    async with tunnel(pods) as made:
+        address = await made.open()
+        assert await said(address, b"a") == b"A"
+        pods.refuse = 502
+        assert await said(address, b"a") == b""
+        assert "the API server answered 502" in made.problem
+        reader, writer = await opened(address)
+        await made.close()
+        assert await reader.read() == b""
+        writer.close()
+        with pytest.raises(ConnectionRefusedError):
+            await opened(address)
 
 
-def test_a_port_with_tls_that_nobody_listens_on_is_named_however_the_api_server_hangs_up(
+async def test_a_port_with_tls_that_nobody_listens_on_is_named_however_the_api_server_hangs_up(
     tmp_path: Path,
 ) -> None:
     """It says why, and closes, in one go: our first message meets a closed connection."""
@@ -263,22 +237,19 @@ def test_a_port_with_tls_that_nobody_listens_on_is_named_however_the_api_server_
         )
         writer.close()
 
-    async def scene() -> None:
-        context = server_context(key.certificate, key.key)
-        server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
-        port = server.sockets[0].getsockname()[1]
-        configuration = Configuration(host=f"https://127.0.0.1:{port}")
-        configuration.ssl_ca_cert = str(tmp_path / "ca.crt")
-        api = ApiServer(configuration, "ns")
+    context = server_context(key.certificate, key.key)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    port = server.sockets[0].getsockname()[1]
+    configuration = Configuration(host=f"https://127.0.0.1:{port}")
+    configuration.ssl_ca_cert = str(tmp_path / "ca.crt")
+    api = ApiServer(configuration, "ns")
 
-        async def pod_of() -> str:
-            return "master"
+    async def pod_of() -> str:
+        return "master"
 
-        forward = PortForward(api, "ns", pod_of, PORT, Authority.new("job").certificate)
-        for _ in range(10):
-            with pytest.raises(NobodyListens, match="nothing listens on port 50001 of pod master"):
-                await forward.open(5.0)
-        await api.close()
-        server.close()
-
-    asyncio.run(scene())
+    forward = PortForward(api, "ns", pod_of, PORT, Authority.new("job").certificate)
+    for _ in range(10):
+        with pytest.raises(NobodyListens, match="nothing listens on port 50001 of pod master"):
+            await forward.open(5.0)
+    await api.close()
+    server.close()

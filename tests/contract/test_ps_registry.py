@@ -45,24 +45,18 @@ def test_calls_one_after_another_wait_for_one_absence_together() -> None:
     assert RETURNS_S <= asyncio.run(story()) < 5 * RETURNS_S
 
 
-def test_nobody_waits_for_a_server_that_never_came() -> None:
-    async def story() -> None:
-        async with asyncio.timeout(RETURNS_S / 2):
-            assert await registry().present(1) is None
-
-    asyncio.run(story())
+async def test_nobody_waits_for_a_server_that_never_came() -> None:
+    async with asyncio.timeout(RETURNS_S / 2):
+        assert await registry().present(1) is None
 
 
-def test_servers_of_an_earlier_master_are_expected() -> None:
-    async def story() -> None:
-        servers = registry()
-        servers.expect_all()
-        waiting = asyncio.ensure_future(servers.present(1))
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        assert servers.attach(ps(1), "there") is await waiting
-
-    asyncio.run(story())
+async def test_servers_of_an_earlier_master_are_expected() -> None:
+    servers = registry()
+    servers.expect_all()
+    waiting = asyncio.ensure_future(servers.present(1))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    assert servers.attach(ps(1), "there") is await waiting
 
 
 def test_calls_to_a_server_end_with_it_even_if_its_next_process_came_before() -> None:

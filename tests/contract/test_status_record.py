@@ -9,7 +9,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -23,9 +22,10 @@ from tests.contract.status_stage import (
     BEARER,
     PS,
     TOKEN,
+    Page,
     Stage,
     browser,
-    played,
+    paged,
     staged,
     worker,
 )
@@ -59,36 +59,34 @@ def exits(stage: Stage) -> list[dict[str, Any]]:
     ]
 
 
-def test_the_page_gives_the_same_story_as_the_directory_and_a_report_is_made_from_it(
-    tmp_path: Path,
+async def test_the_page_gives_the_same_story_as_the_directory_and_a_report_is_made_from_it(
+    page: Page, tmp_path: Path
 ) -> None:
-    async def scene(stage: Stage, _session: aiohttp.ClientSession) -> None:
-        shard = await with_a_kill(stage)
-        page = f"{stage.url}/#token={TOKEN}"
-        found = await asyncio.to_thread(get_json, page, "/api/v1/snapshot")
-        (loss,) = [entry for entry in found["story"]["entries"] if entry["what"] == "exit"]
-        killed = f"worker-0 killed by signal 9 (SIGKILL), on shard {shard}; 32 records done"
-        assert entry_text(loss) == f"{killed}; {loss['replaced_by']} replaces it"
-        written = record_in(tmp_path)
-        assert [one.as_dict() for one in written.events][: len(found["events"])] == found["events"]
-        assert [one["text"] for one in written.story["entries"]] == [
-            one["text"] for one in found["story"]["entries"]
-        ]
-        assert found["logs"] == []
-        for name in (worker(1), worker(0)):
-            (tmp_path / "logs").mkdir(exist_ok=True)
-            (tmp_path / f"logs/{name}.log").write_text(f"the last words of {name} <b>")
-        whole = await asyncio.to_thread(get_json, page, "/api/v1/snapshot?logs=1")
-        assert [one["process"] for one in whole["logs"]] == ["worker-0", "worker-1"], (
-            "the one that was killed comes first"
-        )
-        report = render_report(whole)
-        assert (
-            "killed by signal 9 (SIGKILL)" in report
-            and "the last words of worker-0 \\u003cb>" in report
-        )
-
-    played(tmp_path, scene)
+    stage, _ = page
+    shard = await with_a_kill(stage)
+    url = f"{stage.url}/#token={TOKEN}"
+    found = await asyncio.to_thread(get_json, url, "/api/v1/snapshot")
+    (loss,) = [entry for entry in found["story"]["entries"] if entry["what"] == "exit"]
+    killed = f"worker-0 killed by signal 9 (SIGKILL), on shard {shard}; 32 records done"
+    assert entry_text(loss) == f"{killed}; {loss['replaced_by']} replaces it"
+    written = record_in(tmp_path)
+    assert [one.as_dict() for one in written.events][: len(found["events"])] == found["events"]
+    assert [one["text"] for one in written.story["entries"]] == [
+        one["text"] for one in found["story"]["entries"]
+    ]
+    assert found["logs"] == []
+    for name in (worker(1), worker(0)):
+        (tmp_path / "logs").mkdir(exist_ok=True)
+        (tmp_path / f"logs/{name}.log").write_text(f"the last words of {name} <b>")
+    whole = await asyncio.to_thread(get_json, url, "/api/v1/snapshot?logs=1")
+    assert [one["process"] for one in whole["logs"]] == ["worker-0", "worker-1"], (
+        "the one that was killed comes first"
+    )
+    report = render_report(whole)
+    assert (
+        "killed by signal 9 (SIGKILL)" in report
+        and "the last words of worker-0 \\u003cb>" in report
+    )
 
 
 def test_a_page_without_the_token_and_one_that_is_gone_are_told_in_words(tmp_path: Path) -> None:
@@ -105,46 +103,42 @@ def test_a_page_without_the_token_and_one_that_is_gone_are_told_in_words(tmp_pat
         get_json(f"{addresses[0]}/#token={TOKEN}", "/api/v1/snapshot")
 
 
-def test_a_scrape_is_read_by_the_parser_of_prometheus_and_agrees_with_the_status(
-    tmp_path: Path,
+async def test_a_scrape_is_read_by_the_parser_of_prometheus_and_agrees_with_the_status(
+    page: Page,
 ) -> None:
-    async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
-        await with_a_kill(stage)
-        while True:
-            before = stage.watched.reading()
-            async with session.get("/metrics") as answer:
-                assert (
-                    answer.status == 200
-                    and answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
-                )
-                text = await answer.text()
-            if stage.watched.reading() is before:
-                break
-        families = {family.name: family for family in text_string_to_metric_families(text)}
-        (trained,) = families["elasticdl_records_trained"].samples
-        assert (trained.value, trained.labels) == (before.status.records.trained, {"job": "iris"})
-        ends = {
-            tuple(sorted(one.labels.items())): one.value
-            for one in families["elasticdl_process_ends"].samples
-        }
-        assert ends == {(("cause", "infrastructure"), ("job", "iris"), ("role", "worker")): 1.0}
-        async with browser(stage) as nobody, nobody.get("/metrics") as answer:
-            assert answer.status == 401
-
-    played(tmp_path, scene)
+    stage, session = page
+    await with_a_kill(stage)
+    while True:
+        before = stage.watched.reading()
+        async with session.get("/metrics") as answer:
+            assert (
+                answer.status == 200
+                and answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+            )
+            text = await answer.text()
+        if stage.watched.reading() is before:
+            break
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    (trained,) = families["elasticdl_records_trained"].samples
+    assert (trained.value, trained.labels) == (before.status.records.trained, {"job": "iris"})
+    ends = {
+        tuple(sorted(one.labels.items())): one.value
+        for one in families["elasticdl_process_ends"].samples
+    }
+    assert ends == {(("cause", "infrastructure"), ("job", "iris"), ("role", "worker")): 1.0}
+    async with browser(stage) as nobody, nobody.get("/metrics") as answer:
+        assert answer.status == 401
 
 
-def test_curves_are_sampled_and_what_a_master_leaves_is_what_it_had(tmp_path: Path) -> None:
+async def test_curves_are_sampled_and_what_a_master_leaves_is_what_it_had(tmp_path: Path) -> None:
     curves = []
 
-    async def scene(stage: Stage, session: aiohttp.ClientSession) -> None:
+    async with paged(tmp_path) as (stage, session):
         await with_a_kill(stage)
         looks = stage.collector.looks
         await until_async("it looked twice", lambda: stage.collector.looks >= looks + 2)
         async with session.get("/api/v1/series", headers=BEARER) as answer:
             curves.extend(await answer.json())
-
-    played(tmp_path, scene)
     names = {one["name"] for one in curves}
     assert {"loss", "workers", "records_per_s", "updates_per_s"} <= names
     (loss,) = [one for one in curves if one["name"] == "loss"]

@@ -325,22 +325,18 @@ class Nobody:
         self.here.remove(connection)
 
 
-def test_a_connection_that_is_refused_at_once_leaves_nothing_behind() -> None:
+async def test_a_connection_that_is_refused_at_once_leaves_nothing_behind() -> None:
     nobody = Nobody()
-
-    async def scene() -> None:
-        loop = asyncio.get_running_loop()
-        accept = accepting(page_context(MASTER_KEY), asyncio.Protocol, nobody)
-        server = await loop.create_server(accept, "127.0.0.1", 0)
-        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-        async with asyncio.timeout(5):
-            while not nobody.came or nobody.here:
-                await asyncio.sleep(0.01)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-        writer.close()
-        server.close()
-
-    asyncio.run(scene())
+    loop = asyncio.get_running_loop()
+    accept = accepting(page_context(MASTER_KEY), asyncio.Protocol, nobody)
+    server = await loop.create_server(accept, "127.0.0.1", 0)
+    _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    async with asyncio.timeout(5):
+        while not nobody.came or nobody.here:
+            await asyncio.sleep(0.01)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    writer.close()
+    server.close()
 
 
 def test_thousands_of_connections_have_no_large_buffers_each() -> None:
@@ -386,83 +382,71 @@ async def status(url: str, trusted: str, name: str = MASTER_NAME) -> int:
         return answer.status
 
 
-def test_the_page_answers_who_trusts_the_jobs_authority(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with staged(tmp_path, context=page_context(MASTER_KEY)) as stage:
-            assert stage.url.startswith("https://")
-            assert await status(stage.url, TRUSTED) == 200
-
-    asyncio.run(story())
+async def test_the_page_answers_who_trusts_the_jobs_authority(tmp_path: Path) -> None:
+    async with staged(tmp_path, context=page_context(MASTER_KEY)) as stage:
+        assert stage.url.startswith("https://")
+        assert await status(stage.url, TRUSTED) == 200
 
 
 @wrong
-def test_a_client_refuses_a_page_that_it_cannot_verify(
+async def test_a_client_refuses_a_page_that_it_cannot_verify(
     tmp_path: Path, shown: CertifiedKey | None, trusted: str, words: str
 ) -> None:
-    async def story() -> None:
-        async with staged(tmp_path, context=page_context(shown)) as stage:
-            with pytest.raises(aiohttp.ClientConnectorError):
-                await status(f"https://{stage.host}", trusted)
-
-    asyncio.run(story())
+    async with staged(tmp_path, context=page_context(shown)) as stage:
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await status(f"https://{stage.host}", trusted)
 
 
 @pytest.mark.parametrize("secured", [False, True])
-def test_the_page_refuses_clear_text_and_hides_the_token(tmp_path: Path, secured: bool) -> None:
-    async def story() -> None:
-        context = page_context(MASTER_KEY) if secured else None
-        async with staged(tmp_path, context=context) as stage:
-            network = BadNetwork(stage.host, seed=0, breaks=0)
-            host = network.address
-            if secured:
-                assert await status(f"https://{host}", TRUSTED) == 200
-            reader, writer = await asyncio.open_connection("127.0.0.1", stage.port)
-            writer.write(get("/api/v1/status", stage.host))
-            assert (b"200 OK" in await reader.read(1000)) is not secured
+async def test_the_page_refuses_clear_text_and_hides_the_token(
+    tmp_path: Path, secured: bool
+) -> None:
+    context = page_context(MASTER_KEY) if secured else None
+    async with staged(tmp_path, context=context) as stage:
+        network = BadNetwork(stage.host, seed=0, breaks=0)
+        host = network.address
+        if secured:
+            assert await status(f"https://{host}", TRUSTED) == 200
+        reader, writer = await asyncio.open_connection("127.0.0.1", stage.port)
+        writer.write(get("/api/v1/status", stage.host))
+        assert (b"200 OK" in await reader.read(1000)) is not secured
+        writer.close()
+        if not secured:
+            async with (
+                aiohttp.ClientSession(headers=BEARER) as session,
+                session.get(f"http://{host}/api/v1/status") as answer,
+            ):
+                assert answer.status == 200
+        await asyncio.to_thread(network.close)
+        assert network.overheard
+        assert (PAGE_TOKEN.encode() in network.overheard) is not secured
+
+
+async def test_strangers_who_begin_no_handshake_keep_nobody_off_the_page(tmp_path: Path) -> None:
+    limits = PageLimits(most_connections=8)
+    context = page_context(MASTER_KEY)
+    async with staged(tmp_path, limits=limits, context=context) as stage:
+        silent = [await asyncio.open_connection("127.0.0.1", stage.port) for _ in range(20)]
+        assert await silent[0][0].read() == b""
+        assert await status(stage.url, TRUSTED) == 200
+        for _, writer in silent:
             writer.close()
-            if not secured:
-                async with (
-                    aiohttp.ClientSession(headers=BEARER) as session,
-                    session.get(f"http://{host}/api/v1/status") as answer,
-                ):
-                    assert answer.status == 200
-            await asyncio.to_thread(network.close)
-            assert network.overheard
-            assert (PAGE_TOKEN.encode() in network.overheard) is not secured
-
-    asyncio.run(story())
 
 
-def test_strangers_who_begin_no_handshake_keep_nobody_off_the_page(tmp_path: Path) -> None:
-    async def story() -> None:
-        limits = PageLimits(most_connections=8)
-        context = page_context(MASTER_KEY)
-        async with staged(tmp_path, limits=limits, context=context) as stage:
-            silent = [await asyncio.open_connection("127.0.0.1", stage.port) for _ in range(20)]
-            assert await silent[0][0].read() == b""
-            assert await status(stage.url, TRUSTED) == 200
-            for _, writer in silent:
-                writer.close()
-
-    asyncio.run(story())
-
-
-def test_browsers_see_the_users_certificate_and_the_command_line_the_jobs(tmp_path: Path) -> None:
+async def test_browsers_see_the_users_certificate_and_the_command_line_the_jobs(
+    tmp_path: Path,
+) -> None:
     company = Authority.new("company")
     users = company.certified_key(["training.example.com"])
     own = page_context(MASTER_KEY)
     assert own is not None
-
-    async def story() -> None:
-        context = server_context(users.certificate, users.key, {MASTER_NAME: own})
-        async with staged(tmp_path, context=context) as stage:
-            assert await status(stage.url, TRUSTED) == 200
-            # The page knows its names by the Host header, which is another matter.
-            assert await status(stage.url, company.certificate, "training.example.com") == 200
-            with pytest.raises(aiohttp.ClientConnectorError):
-                await status(stage.url, company.certificate)
-
-    asyncio.run(story())
+    context = server_context(users.certificate, users.key, {MASTER_NAME: own})
+    async with staged(tmp_path, context=context) as stage:
+        assert await status(stage.url, TRUSTED) == 200
+        # The page knows its names by the Host header, which is another matter.
+        assert await status(stage.url, company.certificate, "training.example.com") == 200
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await status(stage.url, company.certificate)
 
 
 def test_the_cookie_of_a_page_with_tls_travels_over_tls_only(tmp_path: Path) -> None:

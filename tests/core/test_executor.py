@@ -18,15 +18,7 @@ from elasticdl.master.driver import Driver
 from elasticdl.master.event_queue import EventQueue
 from elasticdl.master.executor.checkpoint_archive import SavedCheckpoint
 from elasticdl.master.executor.executor import Executor, ExecutorDeps
-from elasticdl.rpc.conversation import (
-    Drain,
-    Finish,
-    Finished,
-    Load,
-    Restore,
-    TellState,
-    Wait,
-)
+from elasticdl.rpc.conversation import Drain, Finish, Finished, Load, Restore, TellState, Wait
 from elasticdl.shard import Lease, SnapshotId, Task, WorkItem
 
 pytestmark = pytest.mark.core
@@ -154,16 +146,13 @@ def test_the_last_command_is_kept_for_the_driver() -> None:
     assert executor.finish == end
 
 
-def test_a_look_at_the_ring_is_a_tick() -> None:
-    async def scene() -> None:
-        queue, nobody = EventQueue(ManualClock()), cast("Any", Asked("", []))
-        Executor(queue, nobody, nobody).carry_out(do.LookAgain(0.0))
-        async with asyncio.timeout(60):
-            (entry,) = await queue.take()
-        assert entry.event == Tick(0.0)
-        await queue.close()
-
-    asyncio.run(scene())
+async def test_a_look_at_the_ring_is_a_tick() -> None:
+    queue, nobody = EventQueue(ManualClock()), cast("Any", Asked("", []))
+    Executor(queue, nobody, nobody).carry_out(do.LookAgain(0.0))
+    async with asyncio.timeout(60):
+        (entry,) = await queue.take()
+    assert entry.event == Tick(0.0)
+    await queue.close()
 
 
 def test_a_command_that_nobody_knows_is_refused() -> None:
@@ -171,68 +160,59 @@ def test_a_command_that_nobody_knows_is_refused() -> None:
         asked(do.Command())
 
 
-def test_a_task_that_fails_is_heard_of_before_later_events_and_others_are_not() -> None:
+async def test_a_task_that_fails_is_heard_of_before_later_events_and_others_are_not() -> None:
     async def fails() -> None:
         raise ValueError("no")
 
     async def ends() -> None:
         pass
 
-    async def scene() -> None:
-        queue = EventQueue(ManualClock())
-        for work in (ends(), asyncio.sleep(600)):
-            queue.spawn("work", work)
-        for _ in range(3):
-            await asyncio.sleep(0)
-        assert len(queue._tasks) == 1, "nothing is kept of one that has ended"
-        await queue.close()
-        queue.post(Tick(1.0))
-        (entry,) = await queue.take()
-        assert entry.event == Tick(1.0)
-        queue.spawn("fence", fails())
-        for _ in range(3):
-            await asyncio.sleep(0)
-        queue.post(Tick(2.0))
-        with pytest.raises(RuntimeError, match="fence failed: ValueError"):
-            await queue.take()
-
-    asyncio.run(scene())
+    queue = EventQueue(ManualClock())
+    for work in (ends(), asyncio.sleep(600)):
+        queue.spawn("work", work)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert len(queue._tasks) == 1, "nothing is kept of one that has ended"
+    await queue.close()
+    queue.post(Tick(1.0))
+    (entry,) = await queue.take()
+    assert entry.event == Tick(1.0)
+    queue.spawn("fence", fails())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    queue.post(Tick(2.0))
+    with pytest.raises(RuntimeError, match="fence failed: ValueError"):
+        await queue.take()
 
 
 @pytest.mark.parametrize("ring", [None, "the ring"])
-def test_a_cut_is_saved_from_the_ring_or_from_the_servers(ring: str | None) -> None:
-    async def scene() -> None:
-        savers: list[Any] = []
+async def test_a_cut_is_saved_from_the_ring_or_from_the_servers(ring: str | None) -> None:
+    savers: list[Any] = []
 
-        async def save(command: do.SaveSnapshot, saver: Any) -> SavedCheckpoint:
-            savers.append(saver)
-            return SavedCheckpoint("version-4", 100, "", 0.5)
+    async def save(command: do.SaveSnapshot, saver: Any) -> SavedCheckpoint:
+        savers.append(saver)
+        return SavedCheckpoint("version-4", 100, "", 0.5)
 
-        queue = EventQueue(ManualClock())
-        parts: list[Any] = [
-            queue,
-            SimpleNamespace(ring=ring),
-            SimpleNamespace(snapshots="the servers", archive=SimpleNamespace(save=save)),
-        ]
-        await Executor(*parts)._save(do.SaveSnapshot(SnapshotId(3), 4, "{}"))
-        (entry,) = await queue.take()
-        assert entry.event == SnapshotSaved(0.0, SnapshotId(3), 4, "version-4", 100, "", 0.5)
-        assert savers == [ring or "the servers"]
-
-    asyncio.run(scene())
+    queue = EventQueue(ManualClock())
+    parts: list[Any] = [
+        queue,
+        SimpleNamespace(ring=ring),
+        SimpleNamespace(snapshots="the servers", archive=SimpleNamespace(save=save)),
+    ]
+    await Executor(*parts)._save(do.SaveSnapshot(SnapshotId(3), 4, "{}"))
+    (entry,) = await queue.take()
+    assert entry.event == SnapshotSaved(0.0, SnapshotId(3), 4, "version-4", 100, "", 0.5)
+    assert savers == [ring or "the servers"]
 
 
-def test_a_look_at_the_ring_comes_not_before_its_time() -> None:
-    async def scene() -> None:
-        queue, nobody = EventQueue(ManualClock()), cast("Any", Asked("", []))
-        Executor(queue, nobody, nobody).carry_out(do.LookAgain(600.0))
-        for _ in range(3):
-            await asyncio.sleep(0)
-        queue.post(Tick(9.0))
-        assert [one.event for one in await queue.take()] == [Tick(9.0)]
-        await queue.close()
-
-    asyncio.run(scene())
+async def test_a_look_at_the_ring_comes_not_before_its_time() -> None:
+    queue, nobody = EventQueue(ManualClock()), cast("Any", Asked("", []))
+    Executor(queue, nobody, nobody).carry_out(do.LookAgain(600.0))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    queue.post(Tick(9.0))
+    assert [one.event for one in await queue.take()] == [Tick(9.0)]
+    await queue.close()
 
 
 ASKS, ENDED = LeaseRequested(1.0, WORKER), ProcessEnded(1.0, WORKER, ExitStatus())
@@ -241,44 +221,38 @@ ASKS, ENDED = LeaseRequested(1.0, WORKER), ProcessEnded(1.0, WORKER, ExitStatus(
 @pytest.mark.parametrize(
     ("events", "appeared"), [([ASKS], False), ([ASKS, ENDED, ASKS], True), ([ENDED], True)]
 )
-def test_workers_that_wait_are_asked_for_once_after_events_of_which_any_may_free_work(
+async def test_workers_that_wait_are_asked_for_once_after_events_of_which_any_may_free_work(
     events: list[Event], appeared: bool
 ) -> None:
-    async def scene() -> None:
-        calls: list[tuple[Any, ...]] = []
-        queue = EventQueue(ManualClock())
+    calls: list[tuple[Any, ...]] = []
+    queue = EventQueue(ManualClock())
 
-        async def flush() -> None:
-            calls.append(("flush",))
+    async def flush() -> None:
+        calls.append(("flush",))
 
-        journal = SimpleNamespace(append=lambda event: None, flush=flush)
-        executor = SimpleNamespace(carry_out=lambda command: calls.append((command,)))
-        core = SimpleNamespace(handle=lambda event: [event.at_s])
-        parts: list[Any] = [core, journal, queue, Asked("", calls), executor]
-        driver = Driver(*parts)
-        handled = [queue.post(event) for event in events]
-        await driver._handle(await queue.take())
-        assert all(one.done() for one in handled)
-        acts = [(1.0,)] * len(events)
-        work = [("leases.work_appeared",)] * appeared
-        assert calls == [("flush",), *acts, *work, ("decided",)]
-
-    asyncio.run(scene())
+    journal = SimpleNamespace(append=lambda event: None, flush=flush)
+    executor = SimpleNamespace(carry_out=lambda command: calls.append((command,)))
+    core = SimpleNamespace(handle=lambda event: [event.at_s])
+    parts: list[Any] = [core, journal, queue, Asked("", calls), executor]
+    driver = Driver(*parts)
+    handled = [queue.post(event) for event in events]
+    await driver._handle(await queue.take())
+    assert all(one.done() for one in handled)
+    acts = [(1.0,)] * len(events)
+    work = [("leases.work_appeared",)] * appeared
+    assert calls == [("flush",), *acts, *work, ("decided",)]
 
 
-def test_events_are_taken_in_batches_that_are_not_too_long() -> None:
-    async def scene() -> None:
-        queue = EventQueue(ManualClock())
-        for number in range(501):
-            queue.post(Tick(float(number)))
-        assert len(await queue.take()) == 500
-        assert len(await queue.take()) == 1
-
-    asyncio.run(scene())
+async def test_events_are_taken_in_batches_that_are_not_too_long() -> None:
+    queue = EventQueue(ManualClock())
+    for number in range(501):
+        queue.post(Tick(float(number)))
+    assert len(await queue.take()) == 500
+    assert len(await queue.take()) == 1
 
 
 @pytest.mark.parametrize(("lasts_s", "stalled_s"), [(5.0, 5.0 - 1 / 64), (1 / 64, 0.0), (0.0, 0.0)])
-def test_ticks_are_numbered_and_say_for_how_long_the_master_stood_still(
+async def test_ticks_are_numbered_and_say_for_how_long_the_master_stood_still(
     lasts_s: float, stalled_s: float
 ) -> None:
     clock, nobody, ticks = ManualClock(), cast("Any", None), iter(range(2))
@@ -288,20 +262,17 @@ def test_ticks_are_numbered_and_say_for_how_long_the_master_stood_still(
         if next(ticks, None) is None:
             raise InterruptedError
 
-    async def scene() -> None:
-        queue = EventQueue(clock)
-        gateway = cast("Any", SimpleNamespace(tick=tick))
-        driver = Driver(nobody, nobody, queue, gateway, nobody, tick_s=1 / 64)
-        with pytest.raises(InterruptedError):
-            await driver._keep_time()
-        queue.post(ASKS)
-        assert [one.event for one in await queue.take()] == [
-            Tick(lasts_s, stalled_s, turn=1),
-            Tick(2 * lasts_s, stalled_s, turn=2),
-            ASKS,
-        ]
-
-    asyncio.run(scene())
+    queue = EventQueue(clock)
+    gateway = cast("Any", SimpleNamespace(tick=tick))
+    driver = Driver(nobody, nobody, queue, gateway, nobody, tick_s=1 / 64)
+    with pytest.raises(InterruptedError):
+        await driver._keep_time()
+    queue.post(ASKS)
+    assert [one.event for one in await queue.take()] == [
+        Tick(lasts_s, stalled_s, turn=1),
+        Tick(2 * lasts_s, stalled_s, turn=2),
+        ASKS,
+    ]
 
 
 class Clocked:

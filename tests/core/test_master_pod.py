@@ -224,89 +224,72 @@ class Stage:
             await checkpoint_in_time(self.core, self.inbox, self.running, lambda: possible)
 
 
-def test_a_master_that_leaves_waits_for_a_checkpoint(tmp_path: Path) -> None:
-    async def story() -> None:
-        stage = Stage(tmp_path)
-        stage.clock.advance(5.0)
-        leaving = asyncio.ensure_future(stage.leave())
-        (entry,) = await stage.inbox.take()
-        assert isinstance(entry.event, e.CheckpointRequested)
-        (snapshot,) = [
-            one.snapshot for one in stage.core.handle(entry.event) if hasattr(one, "snapshot")
-        ]
-        stage.core.handle(e.SnapshotCut(6.0, snapshot, 3, {}))
-        await asyncio.sleep(0.15)
-        assert not leaving.done()
-        stage.core.handle(e.SnapshotSaved(7.0, snapshot, 3, "/c/version-3", 10))
-        await leaving
-
-    asyncio.run(story())
+async def test_a_master_that_leaves_waits_for_a_checkpoint(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.clock.advance(5.0)
+    leaving = asyncio.ensure_future(stage.leave())
+    (entry,) = await stage.inbox.take()
+    assert isinstance(entry.event, e.CheckpointRequested)
+    (snapshot,) = [
+        one.snapshot for one in stage.core.handle(entry.event) if hasattr(one, "snapshot")
+    ]
+    stage.core.handle(e.SnapshotCut(6.0, snapshot, 3, {}))
+    await asyncio.sleep(0.15)
+    assert not leaving.done()
+    stage.core.handle(e.SnapshotSaved(7.0, snapshot, 3, "/c/version-3", 10))
+    await leaving
 
 
 @pytest.mark.parametrize("version", [9, 3, 2])
-def test_a_checkpoint_that_was_cut_before_is_not_the_last_one_of_a_master(
+async def test_a_checkpoint_that_was_cut_before_is_not_the_last_one_of_a_master(
     tmp_path: Path, version: int
 ) -> None:
     """Even if the status has no newer version, or a server came back with an older one."""
-
-    async def story() -> None:
-        stage = Stage(tmp_path)
-        (order,) = [
-            one for one in stage.core.handle(e.CheckpointRequested(1.0)) if hasattr(one, "snapshot")
-        ]
-        stage.core.handle(e.SnapshotCut(2.0, order.snapshot, 3, {}))
-        stage.core.handle(e.VersionAdvanced(4.0, max(3, version)))
-        stage.clock.advance(5.0)
-        leaving = asyncio.ensure_future(stage.leave())
-        (entry,) = await stage.inbox.take()
-        stage.core.handle(entry.event)
-        commands = stage.core.handle(e.SnapshotSaved(6.0, order.snapshot, 3, "/c/version-3", 10))
-        await asyncio.sleep(0.15)
-        assert not leaving.done()
-        (again,) = [one.snapshot for one in commands if isinstance(one, TakeSnapshot)]
-        stage.core.handle(e.SnapshotCut(7.0, again, version, {}))
-        path = f"/c/version-{version}"
-        stage.core.handle(e.SnapshotSaved(8.0, again, version, path, 10))
-        await leaving
-
-    asyncio.run(story())
+    stage = Stage(tmp_path)
+    (order,) = [
+        one for one in stage.core.handle(e.CheckpointRequested(1.0)) if hasattr(one, "snapshot")
+    ]
+    stage.core.handle(e.SnapshotCut(2.0, order.snapshot, 3, {}))
+    stage.core.handle(e.VersionAdvanced(4.0, max(3, version)))
+    stage.clock.advance(5.0)
+    leaving = asyncio.ensure_future(stage.leave())
+    (entry,) = await stage.inbox.take()
+    stage.core.handle(entry.event)
+    commands = stage.core.handle(e.SnapshotSaved(6.0, order.snapshot, 3, "/c/version-3", 10))
+    await asyncio.sleep(0.15)
+    assert not leaving.done()
+    (again,) = [one.snapshot for one in commands if isinstance(one, TakeSnapshot)]
+    stage.core.handle(e.SnapshotCut(7.0, again, version, {}))
+    path = f"/c/version-{version}"
+    stage.core.handle(e.SnapshotSaved(8.0, again, version, path, 10))
+    await leaving
 
 
-def test_a_master_leaves_at_once_where_no_checkpoint_can_be_had(tmp_path: Path) -> None:
-    async def story() -> None:
-        stage = Stage(tmp_path)
-        await stage.leave(possible=False)
-        assert len(stage.core.status().checkpoints) == 1, "the first one"
-
-    asyncio.run(story())
+async def test_a_master_leaves_at_once_where_no_checkpoint_can_be_had(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    await stage.leave(possible=False)
+    assert len(stage.core.status().checkpoints) == 1, "the first one"
 
 
-def test_a_master_leaves_at_once_before_the_first_step(tmp_path: Path) -> None:
-    async def story() -> None:
-        await Stage(tmp_path, version=0).leave()
-
-    asyncio.run(story())
+async def test_a_master_leaves_at_once_before_the_first_step(tmp_path: Path) -> None:
+    await Stage(tmp_path, version=0).leave()
 
 
-def test_a_checkpoint_that_takes_too_long_does_not_hold_a_leaving_master(tmp_path: Path) -> None:
-    async def story() -> None:
-        stage = Stage(tmp_path)
-        leaving = asyncio.ensure_future(stage.leave())
-        await stage.inbox.take()
-        stage.clock.advance(LIMIT_S + 1.0)
-        await leaving
+async def test_a_checkpoint_that_takes_too_long_does_not_hold_a_leaving_master(
+    tmp_path: Path,
+) -> None:
+    stage = Stage(tmp_path)
+    leaving = asyncio.ensure_future(stage.leave())
+    await stage.inbox.take()
+    stage.clock.advance(LIMIT_S + 1.0)
+    await leaving
 
-    asyncio.run(story())
 
-
-def test_a_job_that_was_stopped_may_end_before_its_master_leaves(tmp_path: Path) -> None:
-    async def story() -> None:
-        stage = Stage(tmp_path)
-        stage.core.handle(e.StopRequested(1.0, "enough"))
-        leaving = asyncio.ensure_future(stage.leave(possible=False))
-        await asyncio.sleep(0.15)
-        assert not leaving.done() and stage.core.status().exit_code == ExitCode.INTERRUPTED
-        stage.running.set_result(FinishJob(ExitCode.INTERRUPTED, "stopped"))
-        await leaving
-
-    asyncio.run(story())
+async def test_a_job_that_was_stopped_may_end_before_its_master_leaves(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.core.handle(e.StopRequested(1.0, "enough"))
+    leaving = asyncio.ensure_future(stage.leave(possible=False))
+    await asyncio.sleep(0.15)
+    assert not leaving.done() and stage.core.status().exit_code == ExitCode.INTERRUPTED
+    stage.running.set_result(FinishJob(ExitCode.INTERRUPTED, "stopped"))
+    await leaving

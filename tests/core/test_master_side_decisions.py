@@ -257,24 +257,21 @@ def test_silence_ends_with_a_word_and_a_pause_of_the_master_is_not_held_against_
 # orders
 
 
-def test_orders_wait_for_a_stream_and_one_that_was_not_taken_is_told_again() -> None:
-    async def story() -> None:
-        board = OrderStreams(2)
-        board.put(WORKER, Revoke("a", 1))
-        board.put(WORKER, Finish())
-        first = board.stream(WORKER)
-        assert await anext(first) == Servers(("", ""))
-        assert await anext(first) == Revoke("a", 1)
-        # The stream breaks before the transport has asked for more.
-        second = board.stream(WORKER)
-        assert await anext(second) == Servers(("", ""))
-        assert await anext(second) == Revoke("a", 1)
-        assert await anext(second) == Finish()
-        board.leave(WORKER)
-        assert [order async for order in second] == []
-        assert [order async for order in first] == []
-
-    asyncio.run(story())
+async def test_orders_wait_for_a_stream_and_one_that_was_not_taken_is_told_again() -> None:
+    board = OrderStreams(2)
+    board.put(WORKER, Revoke("a", 1))
+    board.put(WORKER, Finish())
+    first = board.stream(WORKER)
+    assert await anext(first) == Servers(("", ""))
+    assert await anext(first) == Revoke("a", 1)
+    # The stream breaks before the transport has asked for more.
+    second = board.stream(WORKER)
+    assert await anext(second) == Servers(("", ""))
+    assert await anext(second) == Revoke("a", 1)
+    assert await anext(second) == Finish()
+    board.leave(WORKER)
+    assert [order async for order in second] == []
+    assert [order async for order in first] == []
 
 
 # processes
@@ -304,9 +301,7 @@ def test_a_process_gets_its_address_and_the_users_environment_cannot_change_ours
     assert "hush-hush" not in repr(placing)
 
 
-def test_workers_on_a_ring_keep_memory_that_is_quick_to_free_unless_the_user_says_otherwise() -> (
-    None
-):
+def test_workers_on_a_ring_keep_memory_that_is_quick_to_free_by_default() -> None:
     flags = {
         "model_zoo": "z",
         "model_def": "m",
@@ -336,42 +331,35 @@ class SlowCluster:
         await self._create(spec)
 
 
-def test_a_stop_waits_for_a_start_that_is_under_way() -> None:
-    async def story() -> None:
-        slow = SlowCluster()
-        start = asyncio.create_task(slow.launcher.start(WORKER, 0.0))
-        await slow.begun.wait()
-        stop = asyncio.create_task(slow.launcher.stop(WORKER, 1.0))
-        await asyncio.sleep(0)
-        slow.go.set()
-        assert await start
-        await stop
-        assert slow.cluster.live == ()
-        assert WORKER in slow.cluster.specs
-
-    asyncio.run(story())
+async def test_a_stop_waits_for_a_start_that_is_under_way() -> None:
+    slow = SlowCluster()
+    start = asyncio.create_task(slow.launcher.start(WORKER, 0.0))
+    await slow.begun.wait()
+    stop = asyncio.create_task(slow.launcher.stop(WORKER, 1.0))
+    await asyncio.sleep(0)
+    slow.go.set()
+    assert await start
+    await stop
+    assert slow.cluster.live == ()
+    assert WORKER in slow.cluster.specs
 
 
-def test_a_start_that_takes_so_long_that_it_is_ordered_again_is_made_once() -> None:
+async def test_a_start_that_takes_so_long_that_it_is_ordered_again_is_made_once() -> None:
     """An API server that is slow to create: the second order came while the first was under way,
     and ended the master.
     """
-
-    async def story() -> None:
-        slow = SlowCluster()
-        first = asyncio.create_task(slow.launcher.start(WORKER, 0.0))
-        await slow.begun.wait()
-        second = asyncio.create_task(slow.launcher.start(WORKER, 0.0))
-        await asyncio.sleep(0)
-        slow.go.set()
-        assert await first
-        assert await second
-        assert slow.made == [WORKER]
-
-    asyncio.run(story())
+    slow = SlowCluster()
+    first = asyncio.create_task(slow.launcher.start(WORKER, 0.0))
+    await slow.begun.wait()
+    second = asyncio.create_task(slow.launcher.start(WORKER, 0.0))
+    await asyncio.sleep(0)
+    slow.go.set()
+    assert await first
+    assert await second
+    assert slow.made == [WORKER]
 
 
-def test_gates_stay_closed_until_the_core_has_handled_the_cut() -> None:
+async def test_gates_stay_closed_until_the_core_has_handled_the_cut() -> None:
     """A push that is let in before could be reported before: the ledger of the cut would have it,
     the weights would not.
     """
@@ -385,46 +373,40 @@ def test_gates_stay_closed_until_the_core_has_handled_the_cut() -> None:
             yield Cut(5, {})
             self.closed = False
 
-    async def story() -> None:
-        gates, inbox = Gates(), EventQueue(ManualClock())
-        executor = Executor(inbox, None, ExecutorDeps(None, None, gates, None, None, None, None))  # type: ignore[arg-type]
-        executor.carry_out(do.TakeSnapshot(SnapshotId(6), do.Purpose.CHECKPOINT))
-        (entry,) = await inbox.take()
-        assert isinstance(entry.event, happened.SnapshotCut)
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert gates.closed
-        entry.handled.set_result(None)
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert not gates.closed
-        await inbox.close()
-
-    asyncio.run(story())
+    gates, inbox = Gates(), EventQueue(ManualClock())
+    executor = Executor(inbox, None, ExecutorDeps(None, None, gates, None, None, None, None))  # type: ignore[arg-type]
+    executor.carry_out(do.TakeSnapshot(SnapshotId(6), do.Purpose.CHECKPOINT))
+    (entry,) = await inbox.take()
+    assert isinstance(entry.event, happened.SnapshotCut)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert gates.closed
+    entry.handled.set_result(None)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not gates.closed
+    await inbox.close()
 
 
 # inbox
 
 
-def test_events_come_out_in_order_and_a_task_that_fails_is_heard_of() -> None:
-    async def story() -> None:
-        inbox = EventQueue(ManualClock(now_s=50.0), began_s=7.0)
-        assert inbox.at_s() == 7.0
-        first = inbox.post(happened.Tick(1.0))
-        inbox.post(happened.ProcessEnded(2.0, WORKER, ExitStatus()))
-        assert [entry.event.at_s for entry in await inbox.take()] == [1.0, 2.0]
+async def test_events_come_out_in_order_and_a_task_that_fails_is_heard_of() -> None:
+    inbox = EventQueue(ManualClock(now_s=50.0), began_s=7.0)
+    assert inbox.at_s() == 7.0
+    first = inbox.post(happened.Tick(1.0))
+    inbox.post(happened.ProcessEnded(2.0, WORKER, ExitStatus()))
+    assert [entry.event.at_s for entry in await inbox.take()] == [1.0, 2.0]
 
-        async def fail() -> None:
-            raise ZeroDivisionError
+    async def fail() -> None:
+        raise ZeroDivisionError
 
-        inbox.spawn("the watch", fail())
-        with pytest.raises(RuntimeError, match="the watch failed: ZeroDivisionError"):
-            await inbox.take()
-        waiting = inbox.post(happened.Tick(3.0))
-        await inbox.close()
-        assert waiting.cancelled() and not first.cancelled()
-
-    asyncio.run(story())
+    inbox.spawn("the watch", fail())
+    with pytest.raises(RuntimeError, match="the watch failed: ZeroDivisionError"):
+        await inbox.take()
+    waiting = inbox.post(happened.Tick(3.0))
+    await inbox.close()
+    assert waiting.cancelled() and not first.cancelled()
 
 
 # files

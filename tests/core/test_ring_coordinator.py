@@ -52,36 +52,31 @@ async def generation_of(board: OrderStreams, name: ProcessName) -> RingGeneratio
     return generation
 
 
-def test_a_generation_is_told_to_members_and_to_those_left_out_and_again_at_every_new_stream() -> (
-    None
-):
-    async def scene() -> None:
-        board = OrderStreams(0)
-        coordinator = RingCoordinator(board, "old/version-7")
-        port = await coordinator.start("127.0.0.1")
-        coordinator.publish(PublishRing(1, (FIRST, SECOND), (), 1))
-        coordinator.publish(PublishRing(2, (SECOND, THIRD), (0,), 1))
-        for name in (FIRST, SECOND, THIRD):
-            for _ in range(2):
-                servers, generation = await taken(board, name, 2)
-                assert servers == Servers(())
-                assert isinstance(generation, RingGeneration)
-                assert generation.number == 2
-                assert generation.members == ("worker-1", "worker-2")
-                assert generation.port == port
-                assert generation.restore_from == ""
-        coordinator.publish(PublishRing(3, (SECOND,), (), 1))
-        alone = await generation_of(board, SECOND)
-        assert alone.scope == ""
-        assert alone.restore_from == "old/version-7"
-        coordinator.publish(PublishRing(4, (SECOND,), (), 9, "new/version-9"))
-        assert (await generation_of(board, SECOND)).restore_from == "new/version-9"
-        await coordinator.close()
-
-    asyncio.run(scene())
+async def test_a_generation_is_told_to_all_and_again_at_every_new_stream() -> None:
+    board = OrderStreams(0)
+    coordinator = RingCoordinator(board, "old/version-7")
+    port = await coordinator.start("127.0.0.1")
+    coordinator.publish(PublishRing(1, (FIRST, SECOND), (), 1))
+    coordinator.publish(PublishRing(2, (SECOND, THIRD), (0,), 1))
+    for name in (FIRST, SECOND, THIRD):
+        for _ in range(2):
+            servers, generation = await taken(board, name, 2)
+            assert servers == Servers(())
+            assert isinstance(generation, RingGeneration)
+            assert generation.number == 2
+            assert generation.members == ("worker-1", "worker-2")
+            assert generation.port == port
+            assert generation.restore_from == ""
+    coordinator.publish(PublishRing(3, (SECOND,), (), 1))
+    alone = await generation_of(board, SECOND)
+    assert alone.scope == ""
+    assert alone.restore_from == "old/version-7"
+    coordinator.publish(PublishRing(4, (SECOND,), (), 9, "new/version-9"))
+    assert (await generation_of(board, SECOND)).restore_from == "new/version-9"
+    await coordinator.close()
 
 
-def test_each_generation_has_a_rendezvous_of_its_own_that_ends_with_the_next() -> None:
+async def test_each_generation_has_a_rendezvous_of_its_own_that_ends_with_the_next() -> None:
     async def get(port: int, scope: str) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(f"GET /{scope}:0/global_/0 HTTP/1.1\r\n\r\n".encode())
@@ -89,100 +84,75 @@ def test_each_generation_has_a_rendezvous_of_its_own_that_ends_with_the_next() -
         writer.close()
         return status
 
-    async def scene() -> None:
-        board = OrderStreams(0)
-        coordinator = RingCoordinator(board, "")
-        await coordinator.start("127.0.0.1")
-        coordinator.publish(PublishRing(1, (FIRST, SECOND), (), 1))
-        first = await generation_of(board, FIRST)
-        waiting = asyncio.ensure_future(get(first.port, first.scope))
-        await asyncio.sleep(0)
-        coordinator.publish(PublishRing(2, (FIRST, SECOND), (0, 1), 1))
-        async with asyncio.timeout(5):
-            assert b" 410 " in await waiting
-        second = await generation_of(board, FIRST)
-        assert second.scope != first.scope
-        assert len({second.scope, (await generation_of(board, SECOND)).scope, ""}) == 3
-        await coordinator.close()
-
-    asyncio.run(scene())
+    board = OrderStreams(0)
+    coordinator = RingCoordinator(board, "")
+    await coordinator.start("127.0.0.1")
+    coordinator.publish(PublishRing(1, (FIRST, SECOND), (), 1))
+    first = await generation_of(board, FIRST)
+    waiting = asyncio.ensure_future(get(first.port, first.scope))
+    await asyncio.sleep(0)
+    coordinator.publish(PublishRing(2, (FIRST, SECOND), (0, 1), 1))
+    async with asyncio.timeout(5):
+        assert b" 410 " in await waiting
+    second = await generation_of(board, FIRST)
+    assert second.scope != first.scope
+    assert len({second.scope, (await generation_of(board, SECOND)).scope, ""}) == 3
+    await coordinator.close()
 
 
-def test_a_copy_of_the_weights_is_saved_by_whoever_made_it() -> None:
-    async def scene() -> None:
-        board = OrderStreams(0)
-        coordinator = RingCoordinator(board, "")
-        coordinator.cut(FIRST, SnapshotId(4))
-        saving = asyncio.ensure_future(coordinator.save(SnapshotId(4), "there"))
-        assert (await taken(board, FIRST, 2))[1] == RingSave(SnapshotId(4), "there")
-        files = (WrittenFile("a", 3, "crc32c:00000000"),)
-        written = RingSaved(SnapshotId(4), "there", 12, files, "{}", 5, paused_s=90.0)
-        assert not coordinator.saved(SECOND, RingSaved(SnapshotId(4), "there")), "it has no copy"
-        elsewhere = replace(written, directory="elsewhere")
-        assert not coordinator.saved(FIRST, elsewhere), "an earlier master asked for that"
-        assert coordinator.saved(FIRST, written)
-        (saved,) = await saving
-        assert saved.paused_s == 90.0
-        assert (saved.version, saved.rows, saved.parameters, saved.files[0].name) == (
-            12,
-            5,
-            "{}",
-            "a",
-        )
-        coordinator.drop(SnapshotId(4))
-        assert (await taken(board, FIRST, 3))[2] == RingDrop(SnapshotId(4))
-
-    asyncio.run(scene())
+async def test_a_copy_of_the_weights_is_saved_by_whoever_made_it() -> None:
+    board = OrderStreams(0)
+    coordinator = RingCoordinator(board, "")
+    coordinator.cut(FIRST, SnapshotId(4))
+    saving = asyncio.ensure_future(coordinator.save(SnapshotId(4), "there"))
+    assert (await taken(board, FIRST, 2))[1] == RingSave(SnapshotId(4), "there")
+    files = (WrittenFile("a", 3, "crc32c:00000000"),)
+    written = RingSaved(SnapshotId(4), "there", 12, files, "{}", 5, paused_s=90.0)
+    assert not coordinator.saved(SECOND, RingSaved(SnapshotId(4), "there")), "it has no copy"
+    elsewhere = replace(written, directory="elsewhere")
+    assert not coordinator.saved(FIRST, elsewhere), "an earlier master asked for that"
+    assert coordinator.saved(FIRST, written)
+    (saved,) = await saving
+    assert saved.paused_s == 90.0
+    assert (saved.version, saved.rows, saved.parameters, saved.files[0].name) == (12, 5, "{}", "a")
+    coordinator.drop(SnapshotId(4))
+    assert (await taken(board, FIRST, 3))[2] == RingDrop(SnapshotId(4))
 
 
-def test_only_workers_that_were_rank_0_keep_copies() -> None:
-    async def scene() -> None:
-        coordinator = RingCoordinator(OrderStreams(0), "")
-        coordinator.publish(PublishRing(1, (FIRST, SECOND), (), 1))
-        coordinator.publish(PublishRing(2, (SECOND, THIRD), (0,), 1))
-        assert [coordinator.may_copy(name) for name in (FIRST, SECOND, THIRD)] == [
-            True,
-            True,
-            False,
-        ]
-        coordinator.leave(FIRST)
-        assert not coordinator.may_copy(FIRST)
-        await coordinator.close()
-
-    asyncio.run(scene())
+async def test_only_workers_that_were_rank_0_keep_copies() -> None:
+    coordinator = RingCoordinator(OrderStreams(0), "")
+    coordinator.publish(PublishRing(1, (FIRST, SECOND), (), 1))
+    coordinator.publish(PublishRing(2, (SECOND, THIRD), (0,), 1))
+    assert [coordinator.may_copy(name) for name in (FIRST, SECOND, THIRD)] == [True, True, False]
+    coordinator.leave(FIRST)
+    assert not coordinator.may_copy(FIRST)
+    await coordinator.close()
 
 
-def test_a_copy_that_went_with_its_worker_is_a_checkpoint_that_failed() -> None:
-    async def scene() -> None:
-        coordinator = RingCoordinator(OrderStreams(0), "")
-        coordinator.cut(FIRST, SnapshotId(4))
-        saving = asyncio.ensure_future(coordinator.save(SnapshotId(4), "there"))
-        await asyncio.sleep(0)
-        coordinator.leave(FIRST)
-        with pytest.raises(TransientError, match="worker-0: it ended"):
-            await saving
-        with pytest.raises(TransientError, match="is lost"):
-            await coordinator.save(SnapshotId(4), "there")
-
-    asyncio.run(scene())
+async def test_a_copy_that_went_with_its_worker_is_a_checkpoint_that_failed() -> None:
+    coordinator = RingCoordinator(OrderStreams(0), "")
+    coordinator.cut(FIRST, SnapshotId(4))
+    saving = asyncio.ensure_future(coordinator.save(SnapshotId(4), "there"))
+    await asyncio.sleep(0)
+    coordinator.leave(FIRST)
+    with pytest.raises(TransientError, match="worker-0: it ended"):
+        await saving
+    with pytest.raises(TransientError, match="is lost"):
+        await coordinator.save(SnapshotId(4), "there")
 
 
-def test_a_second_copy_does_not_hide_that_the_worker_that_writes_the_first_ended() -> None:
+async def test_a_second_copy_does_not_hide_that_the_worker_that_writes_the_first_ended() -> None:
     """A ring that lost a member at a barrier forms anew there, and makes its copy again."""
-
-    async def scene() -> None:
-        board = OrderStreams(0)
-        coordinator = RingCoordinator(board, "")
-        coordinator.cut(FIRST, SnapshotId(4))
-        saving = asyncio.ensure_future(coordinator.save(SnapshotId(4), "there"))
-        await asyncio.sleep(0)
-        coordinator.cut(SECOND, SnapshotId(4))
-        assert (await taken(board, SECOND, 2))[1] == RingDrop(SnapshotId(4))
-        coordinator.leave(FIRST)
-        with pytest.raises(TransientError, match="worker-0: it ended"):
-            await asyncio.wait_for(saving, 10)
-
-    asyncio.run(scene())
+    board = OrderStreams(0)
+    coordinator = RingCoordinator(board, "")
+    coordinator.cut(FIRST, SnapshotId(4))
+    saving = asyncio.ensure_future(coordinator.save(SnapshotId(4), "there"))
+    await asyncio.sleep(0)
+    coordinator.cut(SECOND, SnapshotId(4))
+    assert (await taken(board, SECOND, 2))[1] == RingDrop(SnapshotId(4))
+    coordinator.leave(FIRST)
+    with pytest.raises(TransientError, match="worker-0: it ended"):
+        await asyncio.wait_for(saving, 10)
 
 
 def test_what_was_cut_and_trained_is_told_before_where_the_worker_stands() -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Coroutine
-from contextlib import aclosing
-from typing import Any
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
 from elasticdl.cluster.kubernetes.plans import Owner
 from tests.contract import test_cluster_contract as contract
-from tests.kubernetes.bench import KubernetesBench, bench
+from tests.kubernetes import bench as benches
+from tests.kubernetes.bench import KubernetesBench
 from tests.kubernetes.target_cluster import TargetCluster
 
 pytestmark = pytest.mark.kubernetes
@@ -26,20 +26,18 @@ def namespace(shared_namespace: str) -> str:
 
 
 @pytest.fixture
-def run(
-    place: TargetCluster, owner: Owner
-) -> Callable[[Callable[[KubernetesBench], Coroutine[Any, Any, None]]], None]:
-    def run_scenario(scenario: Callable[[KubernetesBench], Coroutine[Any, Any, None]]) -> None:
-        async def with_cluster() -> None:
-            async with asyncio.timeout(LIMIT_S), bench(place, owner) as ready:
-                await scenario(ready)
-
-        asyncio.run(with_cluster())
-
-    return run_scenario
+@asynccontextmanager
+async def bench(place: TargetCluster, owner: Owner) -> AsyncIterator[KubernetesBench]:
+    async with asyncio.timeout(LIMIT_S), benches.bench(place, owner) as ready:
+        yield ready
 
 
-async def _shorter_grace(bench: KubernetesBench) -> None:
+globals().update({name: test for name, test in vars(contract).items() if name.startswith("test_")})
+
+
+async def test_a_shorter_grace_asked_for_later_counts(bench: KubernetesBench) -> None:
+    # In place of the contract's own: a node that was quick to end the pod waits for the first grace
+    # (kubernetes/kubernetes#83916), so that only the telling of it keeps the promise.
     await bench.start_stubborn(contract.W0)
     async with aclosing(bench.cluster.observe()) as events:
         await bench.cluster.delete(contract.W0, grace_s=15)
@@ -49,14 +47,3 @@ async def _shorter_grace(bench: KubernetesBench) -> None:
         status = await contract.the_exit(events, contract.W0)
     assert status.asked and time.monotonic() - began_s < 10
     assert status.signal in (None, signal.SIGKILL)
-
-
-globals().update({name: test for name, test in vars(contract).items() if name.startswith("test_")})
-
-
-def test_a_shorter_grace_asked_for_later_counts(
-    run: Callable[[Callable[[KubernetesBench], Coroutine[Any, Any, None]]], None],
-) -> None:
-    # In place of the contract's own: a node that was quick to end the pod waits for the first grace
-    # (kubernetes/kubernetes#83916), so that only the telling of it keeps the promise.
-    run(_shorter_grace)
