@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -283,173 +284,145 @@ def test_a_beginning_of_a_flag_is_not_that_flag(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--worker-resource-request", "gpu=1"], "such as nvidia.com/gpu"),
-        (["--worker-resource-limit", "disk=1Gi"], "give ephemeral-storage"),
-        (["--worker-pod-priority", "0.5"], "'0.5' is a share of pods, not a priority class"),
-        (["--num-workers", "3:1"], "--num-workers: MIN 3 is greater than MAX 1"),
-        (["--num-workers", "1:1000000"], "--num-workers: 1000000 workers: a job has at most"),
-        (["--num-workers", "a few"], "--num-workers: expected N or MIN:MAX, got 'a few'"),
+        ("--worker-resource-request gpu=1", "such as nvidia.com/gpu"),
+        ("--worker-resource-limit disk=1Gi", "give ephemeral-storage"),
+        ("--worker-pod-priority 0.5", "'0.5' is a share of pods, not a priority class"),
+        ("--num-workers 3:1", "--num-workers: MIN 3 is greater than MAX 1"),
+        ("--num-workers 1:1000000", "--num-workers: 1000000 workers: a job has at most"),
+        ("--num-workers 'a few'", "--num-workers: expected N or MIN:MAX, got 'a few'"),
         (
-            ["--num-workers", "0"],
+            "--num-workers 0",
             "--num-workers: expected N or MIN:MAX, whole numbers of at least 1, got 0",
         ),
+        ("--minibatch-size 0", "--minibatch-size: expected a whole number of at least 1, got '0'"),
         (
-            ["--minibatch-size", "0"],
-            "--minibatch-size: expected a whole number of at least 1, got '0'",
-        ),
-        (
-            ["--minibatch-size", "64k"],
+            "--minibatch-size 64k",
             "--minibatch-size: expected a whole number of at least 1, got '64k'",
         ),
         (
-            ["--seed", "-1"],
+            "--seed -1",
             "--seed: expected a whole number of at least 0 and below 9223372036854775808, got '-1'",
         ),
         (
-            ["--max-staleness", "9"],
-            "--max-staleness: expected auto, or a whole number of at least 0 and at most 8, got"
-            " '9'",
+            "--max-staleness 9",
+            "expected auto, or a whole number of at least 0 and at most 8, got '9'",
         ),
         (
-            ["--evaluation-seconds", "5m"],
+            "--evaluation-seconds 5m",
             "--evaluation-seconds: expected a number of seconds of at least 0, got '5m'",
         ),
         (
-            ["--evaluation-seconds", "inf"],
+            "--evaluation-seconds inf",
             "--evaluation-seconds: expected a number of seconds of at least 0, got 'inf'",
         ),
         (
-            ["--evaluation-seconds", "nan"],
+            "--evaluation-seconds nan",
             "--evaluation-seconds: expected a number of seconds of at least 0, got 'nan'",
         ),
-        (["--envs", "A=1", "--envs", "A=2"], "--envs: A is given twice"),
+        ("--envs A=1 --envs A=2", "--envs: A is given twice"),
+        ("--sync --max-staleness 1", "--max-staleness 1 with --sync"),
+        ("--grads-to-wait 4", "--grads-to-wait without --sync"),
+        ("--backup-workers 1", "--backup-workers without --sync"),
         (
-            ["--image-name", "i", "--volume", "claim_name=c,mount_path=/d,colour=red"],
-            "--volume: unknown key 'colour'",
-        ),
-        (["--image-name", "i", "--tolerations", "{}"], "--tolerations: expected a list, got {}"),
-        (["--sync", "--max-staleness", "1"], "--max-staleness 1 with --sync"),
-        (["--grads-to-wait", "4"], "--grads-to-wait without --sync"),
-        (["--backup-workers", "1"], "--backup-workers without --sync"),
-        (
-            ["--sync", "--backup-workers", "2", "--num-workers", "2"],
+            "--sync --backup-workers 2 --num-workers 2",
             "--backup-workers 2 with --num-workers 2: a step needs at least 3 workers",
         ),
         (
-            ["--sync", "--grads-to-wait", "4", "--backup-workers", "1", "--num-workers", "2:4"],
+            "--sync --grads-to-wait 4 --backup-workers 1 --num-workers 2:4",
             "--backup-workers 1 with --num-workers 2:4: a step needs at least 5 workers",
         ),
-        (["--sync", "--grads-to-wait", "-1"], "--grads-to-wait: expected a whole number"),
+        ("--sync --grads-to-wait -1", "--grads-to-wait: expected a whole number"),
         (
-            ["--sync", "--distribution-strategy", "AllreduceStrategy"],
+            "--sync --distribution-strategy AllreduceStrategy",
             "--sync with --distribution-strategy AllreduceStrategy",
         ),
-        (["--model-params", "lr"], "--model-params: expected key=value, got 'lr'"),
-        (["--shuffle", "twice"], "'twice' is not one of"),
-        (["--job-name", "Iris!"], "invalid --job-name 'Iris!'"),
-        (["--job-name", "x" * 53], "invalid --job-name"),
-        (["--job-name", "ирис"], "invalid --job-name"),
-        (["--evaluation-steps", "5"], "without --validation-data"),
-        (["--image-name", "i", "--volume", "claim_name=c"], "--volume: mount_path is missing"),
-        (
-            ["--image-name", "i", "--volume", "mount_path=/d"],
-            "expected one of claim_name, host_path and source, got none",
-        ),
-        (
-            ["--image-name", "i", "--volume", "claim_name=c,mount_path=d"],
-            "mount_path 'd': expected an absolute path",
-        ),
-        (
-            ["--image-name", "i", "--volume", "claim_name=c,mount_path=/tmp"],
-            "mount_path '/tmp': expected an absolute path",
-        ),
-        (
-            [
-                "--image-name",
-                "i",
-                "--volume",
-                "claim_name=c,mount_path=/d;claim_name=e,mount_path=/d/",
-            ],
-            "two volumes have mount_path /d",
-        ),
-        (
-            ["--image-name", "i", "--volume", "claim_name=c,mount_path=/d,type=Directory"],
-            "type=Directory requires a host_path",
-        ),
-        (
-            ["--image-name", "i", "--worker-resource-limit", "memory=2 GB"],
-            "memory=2 GB: invalid quantity '2 GB'",
-        ),
-        (
-            ["--image-name", "i", "--worker-resource-limit", "memory=0"],
-            "memory=0: expected more than 0",
-        ),
-        (["--image-name", "i", "--worker-resource-limit", "cpu=1Gi"], "cpu=1Gi: expected cores"),
-        (
-            ["--image-name", "i", "--worker-resource-limit", "cpu"],
-            "--worker-resource-limit: expected key=value",
-        ),
-        (
-            ["--image-name", "i", "--oom-memory-limit", "lots"],
-            "--oom-memory-limit: invalid quantity 'lots'",
-        ),
-        (["--image-name", "i", "--tolerations", "[{"], "--tolerations: expected JSON"),
-        (["--image-name", "i", "--affinity", "[1]"], "--affinity"),
-        (["--image-name", "i", "--job-dir", "here"], "--job-dir here is not an absolute path"),
-        (["--image-name", "i", "--output", "/out"], "--output /out is not on a writable --volume"),
-        (
-            ["--image-name", "i", "--checkpoint-steps", "9"],
-            "--checkpoint-steps needs a place for checkpoints that all pods reach",
-        ),
-        (["--image-name", "i", "--resume"], "--resume needs a place for checkpoints"),
-        (
-            [
-                "--image-name",
-                "i",
-                "--volume",
-                "claim_name=c,mount_path=/d,read_only=true",
-                "--output",
-                "/d/o",
-            ],
-            "is not on a writable --volume",
-        ),
-        (["--detach"], "--detach is for jobs on a cluster"),
+        ("--model-params lr", "--model-params: expected key=value, got 'lr'"),
+        ("--shuffle twice", "'twice' is not one of"),
+        ("--job-name Iris!", "invalid --job-name 'Iris!'"),
+        (f"--job-name {'x' * 53}", "invalid --job-name"),
+        ("--job-name ирис", "invalid --job-name"),
+        ("--evaluation-steps 5", "without --validation-data"),
+        ("--detach", "--detach is for jobs on a cluster"),
     ],
 )
 def test_a_wrong_value_names_the_flag_and_what_is_expected(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    arguments: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["train", *NEEDED, *arguments]) == 2
+    assert run(["train", *NEEDED, *shlex.split(arguments)]) == 2
     assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "--model-zoo", "z", "--model-def", "m"], "--training-data is missing"),
-        (["train", "--model-zoo", "z", "--training-data", "t"], "--model-def is missing"),
+        ("--volume claim_name=c,mount_path=/d,colour=red", "--volume: unknown key 'colour'"),
+        ("--tolerations {}", "--tolerations: expected a list, got {}"),
+        ("--volume claim_name=c", "--volume: mount_path is missing"),
+        ("--volume mount_path=/d", "expected one of claim_name, host_path and source, got none"),
+        ("--volume claim_name=c,mount_path=d", "mount_path 'd': expected an absolute path"),
+        ("--volume claim_name=c,mount_path=/tmp", "mount_path '/tmp': expected an absolute path"),
         (
-            ["train"],
-            ("--model-zoo, --model-def and --training-data are missing\nHint: give them as a flag"),
+            "--volume claim_name=c,mount_path=/d;claim_name=e,mount_path=/d/",
+            "two volumes have mount_path /d",
         ),
         (
-            ["evaluate", "--model-zoo", "z", "--model-def", "m"],
+            "--volume claim_name=c,mount_path=/d,type=Directory",
+            "type=Directory requires a host_path",
+        ),
+        ("--worker-resource-limit 'memory=2 GB'", "memory=2 GB: invalid quantity '2 GB'"),
+        ("--worker-resource-limit memory=0", "memory=0: expected more than 0"),
+        ("--worker-resource-limit cpu=1Gi", "cpu=1Gi: expected cores"),
+        ("--worker-resource-limit cpu", "--worker-resource-limit: expected key=value"),
+        ("--oom-memory-limit lots", "--oom-memory-limit: invalid quantity 'lots'"),
+        ("--tolerations [{", "--tolerations: expected JSON"),
+        ("--affinity [1]", "--affinity"),
+        ("--job-dir here", "--job-dir here is not an absolute path"),
+        ("--output /out", "--output /out is not on a writable --volume"),
+        (
+            "--checkpoint-steps 9",
+            "--checkpoint-steps needs a place for checkpoints that all pods reach",
+        ),
+        ("--resume", "--resume needs a place for checkpoints"),
+        (
+            "--volume claim_name=c,mount_path=/d,read_only=true --output /d/o",
+            "is not on a writable --volume",
+        ),
+    ],
+)
+def test_a_wrong_value_for_a_cluster_names_the_flag_and_what_is_expected(
+    arguments: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["train", *NEEDED, "--image-name", "i", *shlex.split(arguments)]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("train --model-zoo z --model-def m", "--training-data is missing"),
+        ("train --model-zoo z --training-data t", "--model-def is missing"),
+        (
+            "train",
+            "--model-zoo, --model-def and --training-data are missing\nHint: give them as a flag",
+        ),
+        (
+            "evaluate --model-zoo z --model-def m",
             "--validation-data and --checkpoint-dir-for-init are missing",
         ),
         (
-            ["evaluate", "--model-zoo", "z", "--model-def", "m", "--validation-data", "v"],
+            "evaluate --model-zoo z --model-def m --validation-data v",
             "--checkpoint-dir-for-init is missing",
         ),
         (
-            ["predict", "--model-zoo", "z", "--model-def", "m"],
+            "predict --model-zoo z --model-def m",
             "--prediction-data and --checkpoint-dir-for-init are missing",
         ),
     ],
 )
 def test_what_a_verb_needs_is_named(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    arguments: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(arguments) == 2
+    assert run(shlex.split(arguments)) == 2
     assert message in capsys.readouterr().err
 
 

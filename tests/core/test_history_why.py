@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.shard import Applied
 from tests.core.conftest import Bench
+from tests.present import present
 
 pytestmark = pytest.mark.core
 
@@ -34,64 +36,55 @@ OUT_OF_MEMORY = ExitStatus(exit_code=137, reason="OOMKilled", memory_peak_bytes=
 ON_KUBERNETES = {"image_name": "zoo:1", "worker_resource_limit": "memory=1Gi"}
 
 
-class Recorded:
+class Recorded(Bench):
     """A bench whose announcements go into a record, as the master's do."""
 
-    def __init__(self, job: Bench, directory: Path) -> None:
-        self.job, self.directory = job, directory
+    def __init__(self, directory: Path, flags: dict[str, Any]) -> None:
+        super().__init__(**flags)
+        self.directory = directory
         self.chronicle = EventLog(directory / "events.jsonl", 1_000.0)
-        put = job.put
 
-        def noted(event: Any) -> list[Any]:
-            commands = put(event)
-            for command in commands:
-                if isinstance(command, c.Announce):
-                    self.chronicle.append({"at": 1_000.0 + job.t, "at_s": job.t}, asdict(command))
-            return commands
-
-        job.put = noted  # type: ignore[method-assign]
+    def put(self, event: e.Event) -> list[c.Command]:
+        commands = super().put(event)
+        for command in self.of(c.Announce, commands):
+            self.chronicle.append({"at": 1_000.0 + self.t, "at_s": self.t}, asdict(command))
+        return commands
 
     def entries(self, what: str) -> list[dict[str, Any]]:
-        return [
-            entry
-            for entry in self.chronicle.story.as_dict(self.job.t)["entries"]
-            if entry["what"] == what
-        ]
+        entries = self.chronicle.story.as_dict(self.t)["entries"]
+        return [entry for entry in entries if entry["what"] == what]
 
     def words(self, what: str) -> list[str]:
         return [entry_text(entry) for entry in self.entries(what)]
 
     def bar(self, process: str) -> dict[str, Any]:
-        return next(
-            bar
-            for bar in self.chronicle.timeline.as_dict(self.job.t)["bars"]
-            if bar["process"] == process
-        )
+        bars = self.chronicle.timeline.as_dict(self.t)["bars"]
+        return next(bar for bar in bars if bar["process"] == process)
 
 
 @pytest.fixture
-def recorded(bench: type[Bench], tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    made = []
+def recorded(tmp_path: Path) -> Iterator[Callable[..., Recorded]]:
+    """Makes a job with these flags, of which `up` workers have attached."""
+    with ExitStack() as stack:
 
-    def make(**flags: Any) -> Recorded:
-        made.append(Recorded(bench(**flags), tmp_path))
-        return made[-1]
+        def make(up: int | None = None, **flags: Any) -> Recorded:
+            job = Recorded(tmp_path, flags)
+            stack.callback(job.chronicle.close)
+            if up is not None:
+                job.up(up)
+            return job
 
-    yield make
-    for one in made:
-        one.chronicle.close()
+        yield make
 
 
 def test_a_killed_worker_is_named_with_its_signal_and_with_who_took_over(
-    recorded: Callable[..., Any],
+    recorded: Callable[..., Recorded],
 ) -> None:
-    record = recorded(num_workers=2)
-    job = record.job
-    job.up(2)
+    job = recorded(2, num_workers=2)
     job.t = 10.0
     job.die(job.worker(1), ExitStatus(signal=9))
-    assert record.words("exit") == ["worker-1 killed by signal 9 (SIGKILL); worker-2 replaces it"]
-    assert record.bar("worker-1") | {"text": ""} == {
+    assert job.words("exit") == ["worker-1 killed by signal 9 (SIGKILL); worker-2 replaces it"]
+    assert job.bar("worker-1") | {"text": ""} == {
         "process": "worker-1",
         "role": "worker",
         "ordered_s": 0.0,
@@ -108,14 +101,11 @@ def test_a_killed_worker_is_named_with_its_signal_and_with_who_took_over(
     lease = job.lease(2)
     job.t = 15.5
     job.progress(2, lease, 8)
-    assert record.words("exit") == [
+    assert job.words("exit") == [
         "worker-1 killed by signal 9 (SIGKILL); worker-2 took over 5.5 s later"
     ]
-    assert (
-        record.bar("worker-2")["replaces"] == "worker-1"
-        and record.bar("worker-2")["ready_s"] == 13.0
-    )
-    assert record.chronicle.story.as_dict()["totals"] == {
+    assert job.bar("worker-2")["replaces"] == "worker-1" and job.bar("worker-2")["ready_s"] == 13.0
+    assert job.chronicle.story.as_dict()["totals"] == {
         "exits": {"infrastructure": 1},
         "waited_s": {},
         "recoveries": {"count": 1, "mean_s": 5.5, "worst_s": 5.5},
@@ -124,62 +114,58 @@ def test_a_killed_worker_is_named_with_its_signal_and_with_who_took_over(
 
 
 def test_a_worker_that_runs_out_of_memory_twice_at_one_shard_is_told_so(
-    recorded: Callable[..., Any],
+    recorded: Callable[..., Recorded],
 ) -> None:
-    record = recorded(num_workers=1, oom_memory_limit="1Gi", **ON_KUBERNETES)
-    job = record.job
-    job.up()
+    job = recorded(1, num_workers=1, oom_memory_limit="1Gi", **ON_KUBERNETES)
     for index in range(2):
         lease = job.lease(index)
         job.t += 5.0
         job.die(job.worker(index), OUT_OF_MEMORY)
         job.fenced(index, None)
         job.attach(job.worker(index + 1))
-    shard = lease.shard.id
-    assert [words.partition(";")[0] for words in record.words("exit")] == [
+    shard = present(lease.shard).id
+    assert [words.partition(";")[0] for words in job.words("exit")] == [
         f"worker-0 out of memory at 1.0 of 1.0 GiB, on shard {shard}",
         f"worker-1 out of memory at 1.0 of 1.0 GiB, twice on shard {shard}",
     ]
-    assert record.chronicle.story.as_dict()["totals"]["exits"] == {"out_of_memory": 2}
+    assert job.chronicle.story.as_dict()["totals"]["exits"] == {"out_of_memory": 2}
 
 
-def test_a_wait_for_a_place_has_its_reason_and_its_duration(recorded: Callable[..., Any]) -> None:
-    record = recorded(num_workers="1:4")
-    job = record.job
-    job.up(2)
+def test_a_wait_for_a_place_has_its_reason_and_its_duration(
+    recorded: Callable[..., Recorded],
+) -> None:
+    job = recorded(2, num_workers="1:4")
     for index in (2, 3):
         job.put(e.CreateFailed(0, job.worker(index), QUOTA, retry=True))
     for _ in range(41):
         job.tick(1)
-    assert record.words("wait") == [f"has waited 41 s for processes to be scheduled: {QUOTA}"]
+    assert job.words("wait") == [f"has waited 41 s for processes to be scheduled: {QUOTA}"]
     for index in (2, 3):
         job.put(e.ProcessSeen(0, job.worker(index), running=True))
     job.tick()
-    assert record.words("wait") == [f"waited 41 s for processes to be scheduled: {QUOTA}"]
-    assert record.chronicle.story.as_dict()["totals"]["waited_s"] == {"place": 41.0}
+    assert job.words("wait") == [f"waited 41 s for processes to be scheduled: {QUOTA}"]
+    assert job.chronicle.story.as_dict()["totals"]["waited_s"] == {"place": 41.0}
 
 
 def test_every_process_has_its_place_is_said_only_when_that_is_so(
-    recorded: Callable[..., Any],
+    recorded: Callable[..., Recorded],
 ) -> None:
-    record = recorded(num_workers="1:3")
-    job = record.job
-    job.up(2)
+    job = recorded(2, num_workers="1:3")
     job.put(e.CreateFailed(0, job.worker(2), QUOTA, retry=True))
     job.tick(1)
     job.put(e.ProcessSeen(0, job.worker(2), running=False))
     for _ in range(3):
         job.tick(1)
-        assert not job.said("all processes are scheduled") and record.entries("wait")[0]["open"]
+        assert not job.said("all processes are scheduled") and job.entries("wait")[0]["open"]
     job.put(e.ProcessSeen(0, job.worker(2), running=True))
     job.tick(1)
-    assert job.said("all processes are scheduled") and not record.entries("wait")[0]["open"]
+    assert job.said("all processes are scheduled") and not job.entries("wait")[0]["open"]
 
 
-def test_who_still_waits_when_the_job_ends_has_got_no_place(recorded: Callable[..., Any]) -> None:
-    record = recorded(num_workers="1:2")
-    job = record.job
-    job.up(1)
+def test_who_still_waits_when_the_job_ends_has_got_no_place(
+    recorded: Callable[..., Recorded],
+) -> None:
+    job = recorded(1, num_workers="1:2")
     job.put(e.CreateFailed(0, job.worker(1), QUOTA, retry=True))
     job.tick(1)
     job.train_all()
@@ -190,18 +176,16 @@ def test_who_still_waits_when_the_job_ends_has_got_no_place(recorded: Callable[.
 
 
 @pytest.mark.parametrize("how", ["done", "failed", "stopped"])
-def test_no_wait_outlasts_the_job(recorded: Callable[..., Any], how: str) -> None:
+def test_no_wait_outlasts_the_job(recorded: Callable[..., Recorded], how: str) -> None:
     """Its last processes end before anybody looks again."""
-    record = recorded(num_workers="1:2")
-    job = record.job
-    job.up(1)
+    job = recorded(1, num_workers="1:2")
     job.put(e.CreateFailed(0, job.worker(1), QUOTA, retry=True))
     for _ in range(12):
         job.tick(1)
     job.die(job.ps(0), ExitStatus(signal=9))
     for _ in range(6):
         job.tick(1)
-    assert [entry["open"] for entry in record.entries("wait")] == [True, True]
+    assert [entry["open"] for entry in job.entries("wait")] == [True, True]
     job.t += 0.5
     if how == "failed":
         job.put(e.CreateFailed(0, job.ps(0, 1), "not allowed", retry=False))
@@ -213,8 +197,8 @@ def test_no_wait_outlasts_the_job(recorded: Callable[..., Any], how: str) -> Non
     while not job.finished:
         for process in list(job.state._context.processes.going):
             job.die(process, ExitStatus(exit_code=0, asked=True))
-    assert [entry["open"] for entry in record.entries("wait")] == [False, False]
-    place, servers = record.words("wait")
+    assert [entry["open"] for entry in job.entries("wait")] == [False, False]
+    place, servers = job.words("wait")
     assert place.startswith(
         f"waited 18 s for processes to be scheduled: {QUOTA}"
     ) and servers.startswith("waited 5.0 s for parameter servers")
@@ -240,26 +224,24 @@ def test_a_record_whose_waits_nobody_ended_has_them_end_with_the_job() -> None:
 
 
 def test_what_a_lost_worker_left_is_made_up_for_by_the_others_where_nobody_came_in_time(
-    recorded: Callable[..., Any],
+    recorded: Callable[..., Recorded],
 ) -> None:
-    record = recorded(num_workers=2)
-    job = record.job
-    job.up(2)
+    job = recorded(2, num_workers=2)
     lease = job.lease(1)
     job.t = 10.0
     job.progress(1, lease, 8)
     job.die(job.worker(1), ExitStatus(signal=9))
-    told_of = Applied(lease.shard.id, lease.attempt, 16)
+    told_of = Applied(present(lease.shard).id, lease.attempt, 16)
     job.fenced(1, told_of)
-    assert "16 records done; worker-2 replaces it" in record.words("exit")[0], (
+    assert "16 records done; worker-2 replaces it" in job.words("exit")[0], (
         "what it had not reported was settled"
     )
     job.t = 14.0
     job.train_all()
-    assert record.words("exit")[0].endswith(
+    assert job.words("exit")[0].endswith(
         "16 records done; other workers finished its shards 4.0 s later"
     )
-    assert record.chronicle.story.as_dict()["totals"]["recoveries"] == {
+    assert job.chronicle.story.as_dict()["totals"]["recoveries"] == {
         "count": 1,
         "mean_s": 4.0,
         "worst_s": 4.0,
@@ -267,11 +249,9 @@ def test_what_a_lost_worker_left_is_made_up_for_by_the_others_where_nobody_came_
 
 
 def test_a_wait_that_changes_its_reason_tells_how_long_each_stood(
-    recorded: Callable[..., Any],
+    recorded: Callable[..., Recorded],
 ) -> None:
-    record = recorded(num_workers="1:4")
-    job = record.job
-    job.up(2)
+    job = recorded(2, num_workers="1:4")
     for index in (2, 3):
         job.put(e.CreateFailed(0, job.worker(index), QUOTA, retry=True))
     for _ in range(20):
@@ -290,7 +270,7 @@ def test_a_wait_that_changes_its_reason_tells_how_long_each_stood(
     for index in (2, 3):
         job.put(e.ProcessSeen(0, job.worker(index), running=True))
     job.tick()
-    (wait,) = record.words("wait")
+    (wait,) = job.words("wait")
     assert (
         wait == f"waited 32 s for processes to be scheduled: {QUOTA} (20 s), no node has room:"
         " 0/3 nodes are available (12 s)"
@@ -298,55 +278,49 @@ def test_a_wait_that_changes_its_reason_tells_how_long_each_stood(
 
 
 def test_servers_that_are_away_are_a_wait_with_the_time_that_it_took(
-    recorded: Callable[..., Any],
+    recorded: Callable[..., Recorded],
 ) -> None:
-    record = recorded(num_workers=1)
-    job = record.job
-    job.up()
+    job = recorded(1, num_workers=1)
     job.tick(1)
     job.die(job.ps(0), ExitStatus(signal=9))
     job.put(e.ProcessSeen(0, job.ps(0, 1), running=True))
     for _ in range(7):
         job.tick(1)
-    assert record.words("wait") == ["has waited 6.0 s for parameter servers: ps-0.1 is starting"]
+    assert job.words("wait") == ["has waited 6.0 s for parameter servers: ps-0.1 is starting"]
     job.attach(job.ps(0, 1), restored=0)
     for _ in range(4):
         job.tick(1)
-    (wait,) = record.entries("wait")
+    (wait,) = job.entries("wait")
     assert wait["seconds"] == 6.0 and not wait["open"]
-    assert (
-        record.words("exit")[0] == "ps-0 killed by signal 9 (SIGKILL); ps-0.1 took over 7.0 s later"
-    )
+    assert job.words("exit")[0] == "ps-0 killed by signal 9 (SIGKILL); ps-0.1 took over 7.0 s later"
 
 
-def test_a_slow_start_says_where_the_time_went(recorded: Callable[..., Any]) -> None:
-    record = recorded(num_workers=1)
-    job = record.job
+def test_a_slow_start_says_where_the_time_went(recorded: Callable[..., Recorded]) -> None:
+    job = recorded(num_workers=1)
     job.start()
     job.attach(job.ps(0))
     job.t = 26.0
     job.put(e.ProcessSeen(0, job.worker(0), running=True, where="node-a"))
     job.t = 34.0
     job.attach(job.worker(0))
-    assert record.words("start") == [
+    assert job.words("start") == [
         "worker-0 was ready 34 s after it was ordered: 26 s until it ran, 8.0 s until it attached"
     ]
-    assert record.bar("worker-0")["where"] == "node-a"
+    assert job.bar("worker-0")["where"] == "node-a"
     lease = job.lease(0)
     job.t = 50.0
     job.progress(0, lease, 8)
     assert (
-        record.words("start")[1]
+        job.words("start")[1]
         == "worker-0 made its first progress 16 s after it was ready: 16 s for its first steps,"
         " including compilation"
     )
 
 
 def test_a_worker_is_ready_when_it_can_work_and_a_slow_start_names_its_parts(
-    recorded: Callable[..., Any],
+    recorded: Callable[..., Recorded],
 ) -> None:
-    record = recorded(num_workers=1)
-    job = record.job
+    job = recorded(num_workers=1)
     job.start()
     job.attach(job.ps(0))
     job.t = 1.0
@@ -360,7 +334,7 @@ def test_a_worker_is_ready_when_it_can_work_and_a_slow_start_names_its_parts(
 
     assert (
         shown() == ("starting", "importing TensorFlow", 0)
-        and record.bar("worker-0")["ready_s"] is None
+        and job.bar("worker-0")["ready_s"] is None
     )
     assert any(
         "worker-0 is starting: importing TensorFlow" in wait for wait in job.state.status().waiting
@@ -368,8 +342,8 @@ def test_a_worker_is_ready_when_it_can_work_and_a_slow_start_names_its_parts(
     for at_s, part in ((12.0, "build"), (24.5, "weights"), (25.0, "")):
         job.t = at_s
         job.put(e.StartWentOn(0, job.worker(0), part))
-    assert shown() == ("ready", "", 1) and record.bar("worker-0")["ready_s"] == 25.0
-    assert record.words("start") == [
+    assert shown() == ("ready", "", 1) and job.bar("worker-0")["ready_s"] == 25.0
+    assert job.words("start") == [
         "worker-0 was ready 25 s after it was ordered: 1.0 s until it ran, 2.0 s until it attached,"
         " 9.0 s importing TensorFlow, 12 s building the model, 0.5 s exchanging weights"
         " with the parameter servers"
@@ -378,16 +352,15 @@ def test_a_worker_is_ready_when_it_can_work_and_a_slow_start_names_its_parts(
     lease = job.lease(0)
     job.t = 41.0
     job.progress(0, lease, 8)
-    assert record.words("start")[1].endswith(
+    assert job.words("start")[1].endswith(
         ": 5.0 s until it had work, 11 s for its first steps, including compilation"
     )
 
 
 def test_a_member_of_a_ring_is_ready_when_it_says_that_it_is_warm(
-    recorded: Callable[..., Any],
+    recorded: Callable[..., Recorded],
 ) -> None:
-    record = recorded(num_workers=1, distribution_strategy="AllreduceStrategy")
-    job = record.job
+    job = recorded(num_workers=1, distribution_strategy="AllreduceStrategy")
     job.start()
     job.put(e.ProcessAttached(0, job.worker(0), "c", "b", starting=True))
     for at_s, part in ((5.0, "build"), (9.0, "compile")):
@@ -397,60 +370,55 @@ def test_a_member_of_a_ring_is_ready_when_it_says_that_it_is_warm(
     job.t = 20.0
     job.put(e.RingReported(0, job.worker(0), True, 0, 0, False, ""))
     assert job.state.status().scale.observed == 1
-    assert "11 s compiling its step" in record.words("start")[0]
+    assert "11 s compiling its step" in job.words("start")[0]
 
 
 def test_a_silent_worker_that_was_out_of_memory_is_told_as_that_later(
-    recorded: Callable[..., Any],
+    recorded: Callable[..., Recorded],
 ) -> None:
-    record = recorded(num_workers=1, **ON_KUBERNETES)
-    job = record.job
-    job.up()
+    job = recorded(1, num_workers=1, **ON_KUBERNETES)
     job.t = 20.0
     job.put(e.ProcessSilent(0, job.worker(0), 10.0))
-    assert record.entries("exit")[0]["cause"] == "silent"
+    assert job.entries("exit")[0]["cause"] == "silent"
     job.t = 25.0
     job.put(e.ProcessEnded(0, job.worker(0), OUT_OF_MEMORY))
     assert (
-        record.bar("worker-0")["cause"] == "out_of_memory"
-        and record.bar("worker-0")["ended_s"] == 20.0
+        job.bar("worker-0")["cause"] == "out_of_memory" and job.bar("worker-0")["ended_s"] == 20.0
     )
     assert (
-        "out of memory" in record.words("exit")[0]
-        and record.entries("exit")[0]["cause"] == "out_of_memory"
+        "out of memory" in job.words("exit")[0]
+        and job.entries("exit")[0]["cause"] == "out_of_memory"
     )
 
 
-def test_who_is_scaled_down_is_nobody_that_another_comes_for(recorded: Callable[..., Any]) -> None:
-    record = recorded(num_workers=3)
-    job = record.job
-    job.up(3)
+def test_who_is_scaled_down_is_nobody_that_another_comes_for(
+    recorded: Callable[..., Recorded],
+) -> None:
+    job = recorded(3, num_workers=3)
     job.put(e.ScaleRequested(0, 1, 1))
     for index in (1, 2):
         job.die(job.worker(index), ExitStatus(exit_code=66, asked=True))
     job.put(e.ScaleRequested(0, 2, 2))
-    assert record.bar("worker-3")["replaces"] == ""
-    assert {entry["level"] for entry in record.entries("exit")} == {"info"}
-    assert record.words("note") == [
+    assert job.bar("worker-3")["replaces"] == ""
+    assert {entry["level"] for entry in job.entries("exit")} == {"info"}
+    assert job.words("note") == [
         "workers scaled from 3:3 to 1:1 on request",
         "workers scaled from 1:1 to 2:2 on request",
     ]
 
 
 def test_the_file_tells_the_same_story_as_the_memory_of_the_master(
-    recorded: Callable[..., Any],
+    recorded: Callable[..., Recorded],
 ) -> None:
-    record = recorded(num_workers=2)
-    job = record.job
-    job.up(2)
+    job = recorded(2, num_workers=2)
     job.t = 10.0
     job.die(job.worker(1), ExitStatus(signal=9))
-    record.chronicle.close()
-    found = record_in(record.directory, now_s=10.0)
-    assert found.story == record.chronicle.story.as_dict(10.0)
-    assert found.timeline == record.chronicle.timeline.as_dict(10.0)
+    job.chronicle.close()
+    found = record_in(job.directory, now_s=10.0)
+    assert found.story == job.chronicle.story.as_dict(10.0)
+    assert found.timeline == job.chronicle.timeline.as_dict(10.0)
     assert [one.seq for one in found.events] == list(range(len(found.events)))
-    assert tuple(found.events) == tuple(record.chronicle)
+    assert tuple(found.events) == tuple(job.chronicle)
 
 
 def ordered_worker(seq: int, at_s: float) -> JobEvent:
@@ -634,26 +602,21 @@ def test_of_a_job_of_a_hundred_thousand_processes_the_newest_stay() -> None:
 
 
 def test_a_job_whose_master_was_killed_ends_with_the_last_that_is_written_of_it(
-    recorded: Callable[..., Any],
+    recorded: Callable[..., Recorded],
 ) -> None:
-    record = recorded(num_workers=1)
-    job = record.job
-    job.up()
+    job = recorded(1, num_workers=1)
     job.t = 20.0
     job.die(job.ps(0), ExitStatus(signal=9))
-    record.chronicle.close()
-    found = record_in(record.directory, killed="its master was killed")
+    job.chronicle.close()
+    found = record_in(job.directory, killed="its master was killed")
     bars = {(bar["process"], bar["ended_s"], bar["state"]) for bar in found.timeline["bars"]}
     assert bars == {(name, 20.0, "ended") for name in ("ps-0", "ps-0.1", "worker-0")}
     assert found.story["entries"][-1]["text"] == found.events[-1].text == "its master was killed"
-    assert record_in(record.directory).events[-1].text != "its master was killed", (
+    assert record_in(job.directory).events[-1].text != "its master was killed", (
         "nothing is written by who only looks"
     )
-    later = record_in(record.directory, killed="its master was killed", heard_s=95.0)
-    assert (later.events[-1].at_s, later.events[-1].at) == (
-        95.0,
-        found.events[-1].at + 75.0,
-    )
+    later = record_in(job.directory, killed="its master was killed", heard_s=95.0)
+    assert (later.events[-1].at_s, later.events[-1].at) == (95.0, found.events[-1].at + 75.0)
     assert {bar["ended_s"] for bar in later.timeline["bars"]} == {20.0, 95.0}
 
 
@@ -673,44 +636,38 @@ def test_an_old_record_without_steps_still_has_its_words(tmp_path: Path) -> None
     ]
 
 
-def test_why_says_why_a_callback_ended_the_training(recorded: Callable[..., Any]) -> None:
-    record = recorded(num_workers=1)
-    job = record.job
-    job.up()
+def test_why_says_why_a_callback_ended_the_training(recorded: Callable[..., Recorded]) -> None:
+    job = recorded(1, num_workers=1)
     job.put(e.WorkerStopRequested(0, job.worker(0), "16 steps are done"))
-    assert record.words("note") == ["ending training early: 16 steps are done"]
+    assert job.words("note") == ["ending training early: 16 steps are done"]
 
 
 @pytest.mark.parametrize(
     ("trained", "words"), [(True, "working took 12 s"), (False, "no progress in 12 s")]
 )
 def test_a_phase_in_which_nothing_was_done_is_not_said_to_have_been_worked_in(
-    recorded: Callable[..., Any], trained: bool, words: str
+    recorded: Callable[..., Recorded], trained: bool, words: str
 ) -> None:
-    record = recorded(num_workers=1)
-    job = record.job
-    job.up()
+    job = recorded(1, num_workers=1)
     if trained:
         job.progress(0, job.lease(), 8)
     job.t += 12.0
     job.put(e.StopRequested(0, "enough"))
-    assert words in record.words("phase")[-1]
+    assert words in job.words("phase")[-1]
 
 
 def test_a_master_that_was_killed_and_what_went_with_it_stay_in_why_when_the_job_goes_on(
-    recorded: Callable[..., Any],
+    recorded: Callable[..., Recorded],
 ) -> None:
-    record = recorded(num_workers=2)
-    job = record.job
-    job.up(2)
+    job = recorded(2, num_workers=2)
     job.t = 20.0
     job.die(job.worker(1), ExitStatus(signal=9))
-    record.chronicle.close()
-    killed = record_in(record.directory, killed="its master was killed").story
+    job.chronicle.close()
+    killed = record_in(job.directory, killed="its master was killed").story
     assert killed["totals"]["exits"] == {"infrastructure": 4}, (
         "worker-1 by itself, three with their master"
     )
-    again = EventLog(record.directory / "events.jsonl", 1_050.0)
+    again = EventLog(job.directory / "events.jsonl", 1_050.0)
     again.append(
         {"at": 1_050.0, "at_s": 50.0},
         {"kind": "job", "text": "again", "details": meaning(EventKind.BEGUN, away_s=30.0)},
@@ -725,17 +682,15 @@ def test_a_master_that_was_killed_and_what_went_with_it_stay_in_why_when_the_job
     assert (gone["at_s"], gone["at"]) == (20.0, 1_020.0)
 
 
-def test_a_job_that_goes_on_after_its_end_lost_nobody(recorded: Callable[..., Any]) -> None:
-    record = recorded(num_workers=1)
-    job = record.job
-    job.up()
+def test_a_job_that_goes_on_after_its_end_lost_nobody(recorded: Callable[..., Recorded]) -> None:
+    job = recorded(1, num_workers=1)
     ended = {"kind": "job", "text": "ended", "details": meaning(EventKind.ENDED)}
-    record.chronicle.append({"at": 1_020.0, "at_s": 20.0}, ended)
-    record.chronicle.append(
+    job.chronicle.append({"at": 1_020.0, "at_s": 20.0}, ended)
+    job.chronicle.append(
         {"at": 1_050.0, "at_s": 50.0},
         {"kind": "job", "text": "x", "details": meaning(EventKind.BEGUN, away_s=30.0)},
     )
-    story = record.chronicle.story.as_dict()
+    story = job.chronicle.story.as_dict()
     assert story["totals"]["exits"] == {} and not [
         entry for entry in story["entries"] if entry["level"] == "error"
     ]
