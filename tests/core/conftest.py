@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-import pytest
 from hypothesis import settings
 
 from elasticdl.cluster.base import ExitStatus, ProcessName, Role
@@ -16,7 +15,7 @@ from elasticdl.job_status import UpdateCounts
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.state import JobState
-from elasticdl.shard import Applied, Lease, Source, Task
+from elasticdl.shard import Applied, Lease, SnapshotId, Source, Task
 from tests.present import present
 
 # How long an example takes says how busy the machine is.
@@ -37,7 +36,10 @@ def ps(index: int, incarnation: int = 0) -> ProcessName:
 
 
 class Bench:
-    """Time stands still unless a test moves it. `given` has every command so far."""
+    """Time stands still unless a test moves it. `given` has every command so far.
+
+    `Bench(num_workers="1:3")` and `Bench(Action.EVALUATE)` make one.
+    """
 
     worker, ps, KILLED = staticmethod(worker), staticmethod(ps), KILLED
     done: Lease
@@ -60,6 +62,13 @@ class Bench:
         self.spec = JobSpec.from_flags(action, base | flags)
         self.state, self.t = JobState(self.spec), 0.0
         self.given: list[c.Command] = []
+
+    @classmethod
+    def running(cls, workers: int = 1, action: Action = Action.TRAIN, **flags: Any) -> Bench:
+        """Of a job whose servers and first `workers` have attached."""
+        job = cls(action, **flags)
+        job.up(workers)
+        return job
 
     def put(self, event: e.Event) -> list[c.Command]:
         """Hand in an event at the present time, whatever time it names."""
@@ -144,6 +153,17 @@ class Bench:
             assert lease.task is Task.TRAINING
             self.finish(index, lease)
 
+    def cut(
+        self, version: int, applied: Any = None, pushes: dict[str, int] | None = None
+    ) -> SnapshotId:
+        """The cut that was ordered last is taken, at that version."""
+        snapshot: SnapshotId = self.of(c.TakeSnapshot)[-1].snapshot
+        self.put(e.SnapshotCut(0, snapshot, version, applied or {}, pushes or {}))
+        return snapshot
+
+    def saved(self, snapshot: SnapshotId, version: int) -> list[c.Command]:
+        return self.put(e.SnapshotSaved(0, snapshot, version, f"version-{version}", 1000))
+
     def die(self, name: ProcessName, status: ExitStatus = KILLED) -> list[c.Command]:
         return self.put(e.ProcessEnded(0, name, status))
 
@@ -181,9 +201,3 @@ class Bench:
     def end(self) -> c.FinishJob:
         """Of a job that has finished."""
         return present(self.finished)
-
-
-@pytest.fixture
-def bench() -> type[Bench]:
-    """Makes a bench: `bench(num_workers="1:3")`, `bench(Action.EVALUATE)`."""
-    return Bench

@@ -206,15 +206,13 @@ class Running:
         return [one.details["decision"] for one in announced if "decision" in one.details]
 
 
-def running(bench: type[Bench], limit: float = 1e9, **flags: Any) -> Running:
+def running(limit: float = 1e9, **flags: Any) -> Running:
     base = {"num_workers": "1:4", "autoscale": True, "records_per_task": 4000}
-    return Running(bench(**{**base, "checkpoint_seconds": 0, **flags}), limit)
+    return Running(Bench(**{**base, "checkpoint_seconds": 0, **flags}), limit)
 
 
-def test_a_job_begins_with_the_fewest_workers_and_takes_more_while_they_pay(
-    bench: type[Bench],
-) -> None:
-    job = running(bench).begin()
+def test_a_job_begins_with_the_fewest_workers_and_takes_more_while_they_pay() -> None:
+    job = running().begin()
     assert (job.scale.autoscaled, job.scale.requested) == (1, 1)
     job.run(150.0)
     assert job.decisions == ["try_more", "keep", "try_more", "keep"]
@@ -222,11 +220,9 @@ def test_a_job_begins_with_the_fewest_workers_and_takes_more_while_they_pay(
     assert "keeping 4 workers: the last 2 added 100" in present(job.scale.reason)
 
 
-def test_checkpoints_that_servers_write_with_pauses_do_not_disturb_trials(
-    bench: type[Bench],
-) -> None:
+def test_checkpoints_that_servers_write_with_pauses_do_not_disturb_trials() -> None:
     """One is under way at nearly any time, and one ends in each interval."""
-    job = running(bench, checkpoint_steps=1).begin()
+    job = running(checkpoint_steps=1).begin()
     job.paced, ended = [], 0
     for version in range(2, 150):
         job.put(e.VersionAdvanced(0, version))
@@ -240,8 +236,8 @@ def test_checkpoints_that_servers_write_with_pauses_do_not_disturb_trials(
     assert job.decisions == ["try_more", "keep", "try_more", "keep"]
 
 
-def test_a_worker_that_adds_nothing_is_given_back_within_a_minute(bench: type[Bench]) -> None:
-    job = running(bench, limit=1000.0).begin()
+def test_a_worker_that_adds_nothing_is_given_back_within_a_minute() -> None:
+    job = running(limit=1000.0).begin()
     job.run_until(lambda: len(job.workers) > 1)
     begun_s = job.job.t
     job.run_until(lambda: len(job.workers) < 2)
@@ -255,22 +251,22 @@ def test_a_worker_that_adds_nothing_is_given_back_within_a_minute(bench: type[Be
     assert job.job.state.receipt().total.repeated == 0
 
 
-def test_without_the_flag_nothing_is_measured(bench: type[Bench]) -> None:
-    job = running(bench, autoscale=False, limit=1000.0).begin().run(100.0)
+def test_without_the_flag_nothing_is_measured() -> None:
+    job = running(autoscale=False, limit=1000.0).begin().run(100.0)
     assert (job.scale.autoscaled, job.scale.observed, job.decisions) == (None, 4, [])
 
 
-def test_another_master_goes_on_where_its_predecessor_was(bench: type[Bench]) -> None:
+def test_another_master_goes_on_where_its_predecessor_was() -> None:
     """At any moment: what the journal has leads to the same state, and so does an image."""
-    job = running(bench, limit=2000.0).begin()
+    job = running(limit=2000.0).begin()
     for _ in range(12):
         job.run(11.0)
         job.take_over()
     assert job.decisions[:4] == ["try_more", "keep", "try_more", "give_back"]
 
 
-def test_a_worker_that_is_pending_is_not_judged(bench: type[Bench]) -> None:
-    job = running(bench).begin().run(8.0)
+def test_a_worker_that_is_pending_is_not_judged() -> None:
+    job = running().begin().run(8.0)
     job.full = True
     job.run(300.0)
     assert job.decisions == ["try_more"]
@@ -279,8 +275,8 @@ def test_a_worker_that_is_pending_is_not_judged(bench: type[Bench]) -> None:
     assert job.decisions[:2] == ["try_more", "keep"]
 
 
-def test_a_user_who_scales_sets_other_bounds(bench: type[Bench]) -> None:
-    job = running(bench, limit=1000.0).begin().run(20.0)
+def test_a_user_who_scales_sets_other_bounds() -> None:
+    job = running(limit=1000.0).begin().run(20.0)
     job.put(e.ScaleRequested(0, 3, 3))
     job.run(120.0)
     assert (job.scale.autoscaled, job.scale.observed) == (3, 3)
@@ -290,22 +286,22 @@ def test_a_user_who_scales_sets_other_bounds(bench: type[Bench]) -> None:
     assert job.scale.observed <= 2
 
 
-def test_no_worker_is_tried_shortly_before_the_end(bench: type[Bench]) -> None:
-    job = running(bench).begin(FEW_RECORDS).run(100.0)
+def test_no_worker_is_tried_shortly_before_the_end() -> None:
+    job = running().begin(FEW_RECORDS).run(100.0)
     assert job.decisions == []
     assert job.job.state.receipt().total.trained == 60_000
 
 
-def test_a_stopped_job_decides_nothing_more(bench: type[Bench]) -> None:
-    job = running(bench).begin().run(16.0)
+def test_a_stopped_job_decides_nothing_more() -> None:
+    job = running().begin().run(16.0)
     job.put(e.StopRequested(0, "enough"))
     job.run(60.0)
     assert job.decisions in ([], ["try_more"])
     assert not job.workers
 
 
-def on_servers(bench: type[Bench], per_server: float, **flags: Any) -> Running:
-    job = running(bench, **{"num_workers": 4, "num_ps_pods": "1:4", **flags})
+def on_servers(per_server: float, **flags: Any) -> Running:
+    job = running(**{"num_workers": 4, "num_ps_pods": "1:4", **flags})
     job.per_server = per_server
     return job.begin()
 
@@ -315,8 +311,8 @@ def servers_of(job: Running) -> int:
     return sum(row.role == "ps" and row.cause is None for row in rows)
 
 
-def test_servers_are_added_while_workers_wait_for_them_and_they_pay(bench: type[Bench]) -> None:
-    job = on_servers(bench, per_server=1600.0).run(200.0)
+def test_servers_are_added_while_workers_wait_for_them_and_they_pay() -> None:
+    job = on_servers(per_server=1600.0).run(200.0)
     assert job.decisions == ["try_more", "keep", "try_more", "keep"]
     assert servers_of(job) == 3, "4 workers need no more"
     told = [one for one in job.job.of(c.Announce) if "decision" in one.details]
@@ -327,30 +323,30 @@ def test_servers_are_added_while_workers_wait_for_them_and_they_pay(bench: type[
     assert job.job.state.receipt().total.repeated == 0
 
 
-def test_no_server_is_tried_if_workers_hardly_wait(bench: type[Bench]) -> None:
-    job = on_servers(bench, per_server=3900.0).run(300.0)
+def test_no_server_is_tried_if_workers_hardly_wait() -> None:
+    job = on_servers(per_server=3900.0).run(300.0)
     assert job.decisions == []
 
 
-def test_workers_are_tried_first_and_then_again_with_more_servers(bench: type[Bench]) -> None:
+def test_workers_are_tried_first_and_then_again_with_more_servers() -> None:
     """Two workers are as fast as three while there is one server; with two, four pay."""
-    job = on_servers(bench, per_server=2000.0, num_workers="1:4", num_ps_pods="1:2").run(600.0)
+    job = on_servers(per_server=2000.0, num_workers="1:4", num_ps_pods="1:2").run(600.0)
     told = [one.details for one in job.job.of(c.Announce) if "decision" in one.details]
     kept = [(one.get("workers"), one.get("servers")) for one in told if one["decision"] == "keep"]
     assert (4, None) in kept and (None, 2) in kept
     assert (job.scale.observed, servers_of(job)) == (4, 2)
 
 
-def test_servers_that_do_not_help_are_given_back(bench: type[Bench]) -> None:
+def test_servers_that_do_not_help_are_given_back() -> None:
     """Workers wait for them, but something that all servers share is the limit."""
-    job = on_servers(bench, per_server=2000.0, limit=2000.0).run(100.0)
+    job = on_servers(per_server=2000.0, limit=2000.0).run(100.0)
     assert job.decisions == ["try_more", "give_back"]
     assert servers_of(job) == 1
     assert job.job.state.receipt().total.repeated == 0
 
 
-def test_a_worker_that_leaves_does_not_count_against_servers(bench: type[Bench]) -> None:
-    job = on_servers(bench, per_server=1600.0)
+def test_a_worker_that_leaves_does_not_count_against_servers() -> None:
+    job = on_servers(per_server=1600.0)
     job.run_until(lambda: job.decisions == ["try_more"] and servers_of(job) == 2)
     job.full = True
     job._leave(next(iter(job.workers.values())))
@@ -361,8 +357,8 @@ def test_a_worker_that_leaves_does_not_count_against_servers(bench: type[Bench])
     assert job.decisions[:2] == ["try_more", "keep"]
 
 
-def test_the_status_says_why_no_other_number_is_tried(bench: type[Bench]) -> None:
-    job = on_servers(bench, per_server=1e9)
+def test_the_status_says_why_no_other_number_is_tried() -> None:
+    job = on_servers(per_server=1e9)
     assert job.scale.holds_back is None
     job.run(24.0)
     assert job.scale.holds_back == "1 parameter server: being measured"
@@ -370,7 +366,7 @@ def test_the_status_says_why_no_other_number_is_tried(bench: type[Bench]) -> Non
     assert job.scale.holds_back == (
         "1 parameter server: workers wait for servers 0 % of their time, too little for one more"
     )
-    both = on_servers(bench, per_server=1600.0, num_workers="4:5").run(40.0)
+    both = on_servers(per_server=1600.0, num_workers="4:5").run(40.0)
     assert both.scale.holds_back is None, "there is a trial"
     both.run(120.0)
     assert both.scale.holds_back == (
@@ -379,8 +375,8 @@ def test_the_status_says_why_no_other_number_is_tried(bench: type[Bench]) -> Non
     )
 
 
-def test_a_job_in_synchronous_steps_says_why_it_keeps_its_servers(bench: type[Bench]) -> None:
-    job = on_servers(bench, per_server=1000.0)
+def test_a_job_in_synchronous_steps_says_why_it_keeps_its_servers() -> None:
+    job = on_servers(per_server=1000.0)
     job.job.state._context.spec = job.job.spec.replace(sync=True)
     job.run(100.0)
     told = [one.text for one in job.job.of(c.Announce) if "keeping" in one.text]
@@ -388,16 +384,16 @@ def test_a_job_in_synchronous_steps_says_why_it_keeps_its_servers(bench: type[Be
     assert "1 parameter server: the job trains in synch" in (job.scale.holds_back or "")
 
 
-def test_a_person_who_changes_the_servers_ends_the_choice(bench: type[Bench]) -> None:
-    job = on_servers(bench, per_server=1000.0)
+def test_a_person_who_changes_the_servers_ends_the_choice() -> None:
+    job = on_servers(per_server=1000.0)
     job.put(e.ScaleServersRequested(0, 3))
     job.run(200.0)
     assert servers_of(job) == 3 and job.decisions == [], "nor is the person's number a decision"
     assert job.job.of(c.KeepServers) == [c.KeepServers(3)]
 
 
-def test_a_person_may_ask_for_the_number_that_was_chosen(bench: type[Bench]) -> None:
-    job = on_servers(bench, per_server=1600.0).run(200.0)
+def test_a_person_may_ask_for_the_number_that_was_chosen() -> None:
+    job = on_servers(per_server=1600.0).run(200.0)
     decisions = job.decisions
     job.put(e.ScaleServersRequested(0, 3))
     job.run(5.0)
@@ -406,8 +402,8 @@ def test_a_person_may_ask_for_the_number_that_was_chosen(bench: type[Bench]) -> 
     assert job.decisions == decisions
 
 
-def test_a_person_ends_a_trial_of_servers_and_workers_are_tried_again(bench: type[Bench]) -> None:
-    job = on_servers(bench, per_server=1600.0, num_workers="2:4")
+def test_a_person_ends_a_trial_of_servers_and_workers_are_tried_again() -> None:
+    job = on_servers(per_server=1600.0, num_workers="2:4")
     job.put(e.ScaleRequested(0, 2, 2))
     job.run_until(lambda: job.decisions == ["try_more"] and servers_of(job) == 2)
     job.put(e.ScaleServersRequested(0, 2))
@@ -419,10 +415,8 @@ def test_a_person_ends_a_trial_of_servers_and_workers_are_tried_again(bench: typ
 @pytest.mark.parametrize(
     "servers, why", [("never", "none came within 600 s"), ("end", "after 3 tries")]
 )
-def test_servers_that_do_not_start_cost_a_trial_and_no_more(
-    bench: type[Bench], servers: str, why: str
-) -> None:
-    job = on_servers(bench, per_server=1600.0, num_workers="1:2")
+def test_servers_that_do_not_start_cost_a_trial_and_no_more(servers: str, why: str) -> None:
+    job = on_servers(per_server=1600.0, num_workers="1:2")
     job.new_servers = servers
     job.run_until(lambda: job.job.said(why), limit_s=900.0)
     assert (job.scale.observed, servers_of(job)) == (2, 1)
@@ -434,8 +428,8 @@ def test_servers_that_do_not_start_cost_a_trial_and_no_more(
     job.run_until(lambda: servers_of(job) > 1, limit_s=900.0)
 
 
-def test_another_range_of_workers_ends_a_trial_of_servers(bench: type[Bench]) -> None:
-    job = on_servers(bench, per_server=1600.0)
+def test_another_range_of_workers_ends_a_trial_of_servers() -> None:
+    job = on_servers(per_server=1600.0)
     job.run_until(lambda: job.decisions == ["try_more"] and servers_of(job) == 2)
     job.put(e.ScaleRequested(0, 3, 3))
     job.run(5.0)
@@ -443,8 +437,8 @@ def test_another_range_of_workers_ends_a_trial_of_servers(bench: type[Bench]) ->
     assert job.job.said("another number of workers was requested")
 
 
-def test_another_master_continues_a_trial_of_servers(bench: type[Bench]) -> None:
-    job = on_servers(bench, per_server=1600.0)
+def test_another_master_continues_a_trial_of_servers() -> None:
+    job = on_servers(per_server=1600.0)
     for _ in range(18):
         job.run(11.0)
         job.take_over()
@@ -462,15 +456,13 @@ def test_another_master_continues_a_trial_of_servers(bench: type[Bench]) -> None
         ({"image_name": "i", "model_zoo": "/z"}, "needs a place for checkpoints"),
     ],
 )
-def test_a_range_of_servers_that_cannot_be_used_is_refused(
-    bench: type[Bench], flags: dict[str, Any], why: str
-) -> None:
+def test_a_range_of_servers_that_cannot_be_used_is_refused(flags: dict[str, Any], why: str) -> None:
     with pytest.raises(SpecError, match=why):
-        bench(**{"num_ps_pods": "1:4", "num_workers": 2, "autoscale": True, **flags})
+        Bench(**{"num_ps_pods": "1:4", "num_workers": 2, "autoscale": True, **flags})
 
 
 @pytest.mark.parametrize("action", [Action.TRAIN, Action.PREDICT])
-def test_a_range_is_needed(bench: type[Bench], action: Action) -> None:
+def test_a_range_is_needed(action: Action) -> None:
     with pytest.raises(SpecError, match="--autoscale with --num-workers 3") as refused:
-        bench(action, num_workers=3, autoscale=True)
+        Bench(action, num_workers=3, autoscale=True)
     assert "--num-workers 1:4" in (refused.value.hint or "")

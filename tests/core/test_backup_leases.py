@@ -21,9 +21,9 @@ pytestmark = pytest.mark.core
 USUAL_S, BATCH, HANDOVER_S = 0.1, 8, 3.0
 
 
-def with_leases(bench: type[Bench], number: int) -> Any:
+def with_leases(number: int) -> Any:
     """The core's parts. The first of two workers has so many shards of 1,000 records."""
-    job = bench(num_workers=2, records_per_task=1000, minibatch_size=BATCH)
+    job = Bench(num_workers=2, records_per_task=1000, minibatch_size=BATCH)
     job.up(2, training=(Source("a", 4000),))
     for _ in range(number):
         job.lease(0)
@@ -32,7 +32,6 @@ def with_leases(bench: type[Bench], number: int) -> Any:
 
 
 def late(
-    bench: type[Bench],
     *,
     pace_s: float | None = 0.5,
     slow_times: float = 0.0,
@@ -41,7 +40,7 @@ def late(
     keeps_progress: bool = True,
 ) -> tuple[float, float] | None:
     """Seconds alone and with help, of a worker with shards of 1,000 records."""
-    parts = with_leases(bench, len(offsets))
+    parts = with_leases(len(offsets))
     ledger = present(parts.context.work)
     shards, process = ledger.held_by(worker(0)), parts.context.worker(worker(0))
     for shard, offset, since_s in zip(shards, offsets, (10.0, 30.0), strict=False):
@@ -54,35 +53,33 @@ def late(
     return None if found is None else (found.left_s, found.after_s)
 
 
-def test_others_take_all_but_the_largest_shard_of_a_worker(bench: type[Bench]) -> None:
-    assert late(bench) == pytest.approx((0.5 * 1500, 0.5 * 900 + 0.5 * BATCH + HANDOVER_S))
-    assert late(bench, offsets=(100,)) == pytest.approx((450, 450 + 0.5 * BATCH + HANDOVER_S))
+def test_others_take_all_but_the_largest_shard_of_a_worker() -> None:
+    assert late() == pytest.approx((0.5 * 1500, 0.5 * 900 + 0.5 * BATCH + HANDOVER_S))
+    assert late(offsets=(100,)) == pytest.approx((450, 450 + 0.5 * BATCH + HANDOVER_S))
 
 
 @pytest.mark.parametrize(("idle", "others_s"), [(1, 0.1 * 1500), (2, 0.1 * 900)])
-def test_a_worker_that_is_slow_gets_none_of_them_again(
-    bench: type[Bench], idle: int, others_s: float
-) -> None:
+def test_a_worker_that_is_slow_gets_none_of_them_again(idle: int, others_s: float) -> None:
     expected = (0.4 * 1500, others_s + 0.4 * BATCH + HANDOVER_S)
-    assert late(bench, pace_s=None, slow_times=4.0, idle=idle) == pytest.approx(expected)
+    assert late(pace_s=None, slow_times=4.0, idle=idle) == pytest.approx(expected)
 
 
-def test_what_a_worker_took_counts_more_than_what_is_known_of_others(bench: type[Bench]) -> None:
+def test_what_a_worker_took_counts_more_than_what_is_known_of_others() -> None:
     expected = (0.5 * 1500, 150 + 0.5 * BATCH + HANDOVER_S)
-    assert late(bench, slow_times=4.0) == pytest.approx(expected)
-    assert late(bench, pace_s=None) is None, "it has just begun"
+    assert late(slow_times=4.0) == pytest.approx(expected)
+    assert late(pace_s=None) is None, "it has just begun"
 
 
-def test_a_worker_that_reports_whole_shards_is_about_to_report_one(bench: type[Bench]) -> None:
+def test_a_worker_that_reports_whole_shards_is_about_to_report_one() -> None:
     """It may have done what it could since its last report; the next worker begins anew."""
-    found = late(bench, keeps_progress=False)
+    found = late(keeps_progress=False)
     assert found == pytest.approx((0.5 * 1500 - (50.0 - 20.0), 0.5 * 900 + HANDOVER_S))
-    found = late(bench, offsets=(100,), keeps_progress=False)
+    found = late(offsets=(100,), keeps_progress=False)
     assert found == pytest.approx((420, 420 + HANDOVER_S)), "nobody takes its only shard"
 
 
-def test_a_worker_loses_its_leases_three_times_and_not_again(bench: type[Bench]) -> None:
-    parts = with_leases(bench, 1)
+def test_a_worker_loses_its_leases_three_times_and_not_again() -> None:
+    parts = with_leases(1)
     ledger, backups = present(parts.context.work), parts.backup_leases
     for _ in range(4):
         parts.leasing.paces.saw(worker(1), Task.TRAINING, 10.0, 100)
@@ -93,8 +90,8 @@ def test_a_worker_loses_its_leases_three_times_and_not_again(bench: type[Bench])
     assert backups._holders(ledger, 1) == []
 
 
-def test_nobody_loses_a_lease_while_another_one_is_on_its_way_back(bench: type[Bench]) -> None:
-    job = bench(num_workers=3, records_per_task=1000, minibatch_size=BATCH)
+def test_nobody_loses_a_lease_while_another_one_is_on_its_way_back() -> None:
+    job = Bench(num_workers=3, records_per_task=1000, minibatch_size=BATCH)
     job.up(3, training=(Source("a", 2000),))
     for index in (1, 2):
         job.lease(index)
@@ -112,11 +109,15 @@ def test_nobody_loses_a_lease_while_another_one_is_on_its_way_back(bench: type[B
     assert order.worker == worker(1)
 
 
-def test_the_last_shards_are_those_of_training_or_of_the_last_round(bench: type[Bench]) -> None:
-    job = bench(
-        num_workers=2, records_per_task=64, validation_data="v", evaluation_steps=10, num_epochs=2
+def test_the_last_shards_are_those_of_training_or_of_the_last_round() -> None:
+    job = Bench.running(
+        2,
+        num_workers=2,
+        records_per_task=64,
+        validation_data="v",
+        evaluation_steps=10,
+        num_epochs=2,
     )
-    job.up(2)
     parts: Any = job.state._parts
     last = parts.backup_leases._ledger
     assert last() is None, "one can be leased"
@@ -127,20 +128,19 @@ def test_the_last_shards_are_those_of_training_or_of_the_last_round(bench: type[
     assert last() is parts.context.work
     job.put(e.VersionAdvanced(0, 10))
     assert last() is parts.context.work, "the round has no shards yet"
-    job.put(e.SnapshotCut(0, job.of(c.TakeSnapshot)[-1].snapshot, 11, {}))
+    job.cut(11)
     assert job.lease(1).task is Task.EVALUATION
     assert last() is None, "who has none of its shards trains on"
     assert second.task is Task.TRAINING
-    only = bench(Action.EVALUATE, num_workers=2, records_per_task=64)
-    only.up(2)
+    only = Bench.running(2, action=Action.EVALUATE, num_workers=2, records_per_task=64)
     parts = only.state._parts
     assert parts.backup_leases._ledger() is None
     only.lease(0)
     assert parts.backup_leases._ledger() is parts.evaluation.round.ledger
 
 
-def test_nobody_loses_a_lease_of_which_little_is_left(bench: type[Bench]) -> None:
-    job = bench(num_workers=2, records_per_task=1000, minibatch_size=BATCH)
+def test_nobody_loses_a_lease_of_which_little_is_left() -> None:
+    job = Bench(num_workers=2, records_per_task=1000, minibatch_size=BATCH)
     job.up(2, training=(Source("a", 1000),))
     job.lease(1)
     parts = job.state._parts
@@ -160,15 +160,15 @@ def test_nobody_loses_a_lease_of_which_little_is_left(bench: type[Bench]) -> Non
     [(20.0, 15.0, False), (20.4, 15.2, True), (100.0, 76.0, False), (100.0, 74.0, True)],
 )
 def test_a_backup_lease_saves_five_seconds_and_a_quarter_of_what_is_left(
-    bench: type[Bench], left_s: float, after_s: float, worth: bool
+    left_s: float, after_s: float, worth: bool
 ) -> None:
-    parts = with_leases(bench, 1)
+    parts = with_leases(1)
     process = parts.context.worker(worker(0))
     assert parts.backup_leases._is_worth(_Late(process, [], left_s, after_s)) == worth
 
 
-def test_a_holder_that_is_ending_hides_no_other_one(bench: type[Bench]) -> None:
-    job = bench(num_workers=3, records_per_task=1000, minibatch_size=BATCH)
+def test_a_holder_that_is_ending_hides_no_other_one() -> None:
+    job = Bench(num_workers=3, records_per_task=1000, minibatch_size=BATCH)
     job.up(3, training=(Source("a", 2000),))
     job.lease(1)
     job.lease(2)

@@ -21,9 +21,8 @@ from tests.core.test_ring_work import started, trained
 pytestmark = pytest.mark.core
 
 
-def begun(bench: type[Bench], **flags: Any) -> Bench:
-    job = bench(num_epochs=9, stall_seconds=0, **{"checkpoint_seconds": 300, **flags})
-    job.up()
+def begun(**flags: Any) -> Bench:
+    job = Bench.running(num_epochs=9, stall_seconds=0, **{"checkpoint_seconds": 300, **flags})
     job.put(e.VersionAdvanced(0, 1))
     return job
 
@@ -34,8 +33,8 @@ def ordered(job: Bench, after_s: float) -> bool:
     return bool(job.of(c.TakeSnapshot, job.tick(0.5)))
 
 
-def test_a_checkpoint_is_taken_every_minute(bench: type[Bench]) -> None:
-    job = begun(bench, checkpoint_seconds=make_spec().checkpoint.checkpoint_seconds)
+def test_a_checkpoint_is_taken_every_minute() -> None:
+    job = begun(checkpoint_seconds=make_spec().checkpoint.checkpoint_seconds)
     assert ordered(job, 60)
     saved(job, cut(job, 5))
     job.put(e.VersionAdvanced(0, 6))
@@ -43,22 +42,22 @@ def test_a_checkpoint_is_taken_every_minute(bench: type[Bench]) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, 7.5])
-def test_a_user_sets_the_interval(bench: type[Bench], seconds: float) -> None:
-    job = begun(bench, checkpoint_seconds=seconds)
+def test_a_user_sets_the_interval(seconds: float) -> None:
+    job = begun(checkpoint_seconds=seconds)
     assert ordered(job, seconds or 1000) == bool(seconds)
 
 
-def test_weights_that_did_not_change_are_not_saved_again(bench: type[Bench]) -> None:
-    job = begun(bench)
+def test_weights_that_did_not_change_are_not_saved_again() -> None:
+    job = begun()
     assert ordered(job, 300)
     saved(job, cut(job, 5))
     assert not ordered(job, 1000)
     assert job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 6)))
 
 
-def test_a_checkpoint_that_takes_long_is_taken_seldom(bench: type[Bench]) -> None:
+def test_a_checkpoint_that_takes_long_is_taken_seldom() -> None:
     """The time from the order to the file counts: the cut delays every push."""
-    job = begun(bench, checkpoint_seconds=60)
+    job = begun(checkpoint_seconds=60)
     assert ordered(job, 60)
     job.tick(1)
     save = cut(job, 5)
@@ -71,23 +70,21 @@ def test_a_checkpoint_that_takes_long_is_taken_seldom(bench: type[Bench]) -> Non
     assert ordered(job, 60), "the newest one counts"
 
 
-def test_workers_without_room_get_a_checkpoint_before_the_interval_of_steps_is_over(
-    bench: type[Bench],
-) -> None:
-    job = begun(bench, checkpoint_seconds=0, checkpoint_steps=1000)
+def test_workers_without_room_get_a_checkpoint_before_the_interval_of_steps_is_over() -> None:
+    job = begun(checkpoint_seconds=0, checkpoint_steps=1000)
     assert not ordered(job, 1000)
     crowded = e.PushesReported(0, job.worker(0), 9, {}, crowded=True)
     assert job.of(c.TakeSnapshot, job.put(crowded))
 
 
-def in_pods(bench: type[Bench], **flags: Any) -> Bench:
+def in_pods(**flags: Any) -> Bench:
     """A job whose servers lose their memory with their pods."""
     place = {"job_dir": "/data/job", "volume": "claim_name=c,mount_path=/data"}
-    return begun(bench, image_name="zoo:1", **place, **flags)
+    return begun(image_name="zoo:1", **place, **flags)
 
 
-def test_pods_get_their_first_checkpoint_at_once(bench: type[Bench]) -> None:
-    job = in_pods(bench)
+def test_pods_get_their_first_checkpoint_at_once() -> None:
+    job = in_pods()
     save = cut(job, 1)
     assert save.pause_s == 0
     saved(job, save)
@@ -96,8 +93,8 @@ def test_pods_get_their_first_checkpoint_at_once(bench: type[Bench]) -> None:
     assert cut(job, 6).pause_s == 30
 
 
-def test_the_end_of_a_worker_in_a_pod_brings_a_checkpoint_of_its_pushes(bench: type[Bench]) -> None:
-    job = in_pods(bench)
+def test_the_end_of_a_worker_in_a_pod_brings_a_checkpoint_of_its_pushes() -> None:
+    job = in_pods()
     job.tick(2)
     saved(job, cut(job, 1))
     job.put(e.VersionAdvanced(0, 6))
@@ -120,11 +117,9 @@ def test_the_end_of_a_worker_in_a_pod_brings_a_checkpoint_of_its_pushes(bench: t
     assert not job.of(c.TakeSnapshot, job.tick(200))
 
 
-def test_pods_of_a_synchronous_job_get_only_their_first_checkpoint_at_once(
-    bench: type[Bench],
-) -> None:
+def test_pods_of_a_synchronous_job_get_only_their_first_checkpoint_at_once() -> None:
     """There must be one to go back to."""
-    job = in_pods(bench, sync=True)
+    job = in_pods(sync=True)
     saved(job, cut(job, 1))
     job.put(e.VersionAdvanced(0, 6))
     job.die(job.worker(0))
@@ -132,12 +127,12 @@ def test_pods_of_a_synchronous_job_get_only_their_first_checkpoint_at_once(
     assert job.of(c.TakeSnapshot, job.tick(100))
 
 
-def test_pods_without_checkpoints_get_no_early_one(bench: type[Bench]) -> None:
-    assert not ordered(in_pods(bench, checkpoint_seconds=0), 300)
+def test_pods_without_checkpoints_get_no_early_one() -> None:
+    assert not ordered(in_pods(checkpoint_seconds=0), 300)
 
 
-def test_pods_with_checkpoints_by_steps_alone_get_early_ones_too(bench: type[Bench]) -> None:
-    job = in_pods(bench, checkpoint_seconds=0, checkpoint_steps=1000)
+def test_pods_with_checkpoints_by_steps_alone_get_early_ones_too() -> None:
+    job = in_pods(checkpoint_seconds=0, checkpoint_steps=1000)
     saved(job, cut(job, 1))
     job.put(e.VersionAdvanced(0, 6))
     assert not ordered(job, 1000)
@@ -145,8 +140,8 @@ def test_pods_with_checkpoints_by_steps_alone_get_early_ones_too(bench: type[Ben
     assert ordered(job, 1)
 
 
-def test_the_end_of_a_worker_in_a_pod_ends_the_pauses_of_a_checkpoint(bench: type[Bench]) -> None:
-    job = in_pods(bench)
+def test_the_end_of_a_worker_in_a_pod_ends_the_pauses_of_a_checkpoint() -> None:
+    job = in_pods()
     saved(job, cut(job, 1))
     job.put(e.VersionAdvanced(0, 6))
     assert ordered(job, 300)
@@ -156,8 +151,8 @@ def test_the_end_of_a_worker_in_a_pod_ends_the_pauses_of_a_checkpoint(bench: typ
     assert [one.snapshot for one in job.of(c.HurrySnapshot)] == [save.snapshot]
 
 
-def test_a_report_of_before_a_checkpoint_brings_no_other_one(bench: type[Bench]) -> None:
-    job = begun(bench)
+def test_a_report_of_before_a_checkpoint_brings_no_other_one() -> None:
+    job = begun()
     job.tick(2)
     job.put(e.PushesReported(0, job.worker(0), 9, {}, crowded=True))
     job.tick(1)
@@ -173,19 +168,19 @@ def ordinary(job: Bench, version: int = 5) -> c.SaveSnapshot:
     return cut(job, version)
 
 
-def test_servers_leave_the_processors_to_training_while_nobody_waits(bench: type[Bench]) -> None:
-    assert ordinary(begun(bench, checkpoint_seconds=60)).pause_s == 30
-    assert ordinary(begun(bench, checkpoint_seconds=60, checkpoint_steps=99)).pause_s == 30
-    job = begun(bench, checkpoint_seconds=7)
+def test_servers_leave_the_processors_to_training_while_nobody_waits() -> None:
+    assert ordinary(begun(checkpoint_seconds=60)).pause_s == 30
+    assert ordinary(begun(checkpoint_seconds=60, checkpoint_steps=99)).pause_s == 30
+    job = begun(checkpoint_seconds=7)
     assert ordered(job, 7) and cut(job, 5).pause_s == 3.5, "half of the interval"
-    job = begun(bench, checkpoint_seconds=0, checkpoint_steps=10)
+    job = begun(checkpoint_seconds=0, checkpoint_steps=10)
     job.put(e.VersionAdvanced(0, 10))
     assert cut(job, 10).pause_s == 30
 
 
-def test_the_pauses_of_servers_are_not_what_a_checkpoint_takes(bench: type[Bench]) -> None:
+def test_the_pauses_of_servers_are_not_what_a_checkpoint_takes() -> None:
     """Neither for the next one, nor for the interval."""
-    job = begun(bench, checkpoint_seconds=60)
+    job = begun(checkpoint_seconds=60)
     save = ordinary(job)
     job.tick(22)
     job.put(e.SnapshotSaved(0, save.snapshot, 5, "version-5", 9, paused_s=20))
@@ -193,10 +188,8 @@ def test_the_pauses_of_servers_are_not_what_a_checkpoint_takes(bench: type[Bench
     assert ordered(job, 100 - 20), "50 times two seconds"
 
 
-def test_an_upload_of_the_first_checkpoint_of_pods_is_not_what_it_takes(
-    bench: type[Bench],
-) -> None:
-    job = in_pods(bench, checkpoint_seconds=60)
+def test_an_upload_of_the_first_checkpoint_of_pods_is_not_what_it_takes() -> None:
+    job = in_pods(checkpoint_seconds=60)
     save = cut(job, 1)
     job.tick(101)
     job.put(e.SnapshotSaved(0, save.snapshot, 1, "version-1", 9, paused_s=100))
@@ -205,7 +198,7 @@ def test_an_upload_of_the_first_checkpoint_of_pods_is_not_what_it_takes(
     assert save.pause_s == 0 and len(job.of(c.TakeSnapshot)) == 2
 
 
-def test_servers_do_not_pause_while_somebody_waits(bench: type[Bench]) -> None:
+def test_servers_do_not_pause_while_somebody_waits() -> None:
     def person(job: Bench) -> c.SaveSnapshot:
         job.put(e.CheckpointRequested(0))
         return cut(job, 5)
@@ -237,12 +230,12 @@ def test_servers_do_not_pause_while_somebody_waits(bench: type[Bench]) -> None:
         return cut(job, 5)
 
     for story in (person, person_after_the_order, end, failure, crowded, crowded_after_the_order):
-        assert story(begun(bench, checkpoint_seconds=60)).pause_s == 0, story.__name__
+        assert story(begun(checkpoint_seconds=60)).pause_s == 0, story.__name__
 
 
 @pytest.mark.parametrize("who", ["person", "server", "end", "next"])
-def test_servers_stop_to_pause_when_somebody_waits(bench: type[Bench], who: str) -> None:
-    job = begun(bench, checkpoint_seconds=60, checkpoint_steps=10)
+def test_servers_stop_to_pause_when_somebody_waits(who: str) -> None:
+    job = begun(checkpoint_seconds=60, checkpoint_steps=10)
     save = ordinary(job)
     job.tick(1)
     assert not job.of(c.HurrySnapshot)
@@ -261,16 +254,16 @@ def test_servers_stop_to_pause_when_somebody_waits(bench: type[Bench], who: str)
     assert len(job.of(c.HurrySnapshot)) == 1
 
 
-def test_another_master_ends_the_pauses_of_its_predecessors_checkpoint(bench: type[Bench]) -> None:
-    job = begun(bench, checkpoint_seconds=60)
+def test_another_master_ends_the_pauses_of_its_predecessors_checkpoint() -> None:
+    job = begun(checkpoint_seconds=60)
     save = ordinary(job)
     commands = job.put(e.MasterTookOver(0, 2, 1.5))
     assert job.of(c.HurrySnapshot, commands) == [c.HurrySnapshot(save.snapshot)]
     assert [one.pause_s for one in job.of(c.SaveSnapshot, commands)] == [0]
 
 
-def test_one_by_steps_or_at_a_persons_request_begins_the_interval(bench: type[Bench]) -> None:
-    job = begun(bench, checkpoint_steps=10)
+def test_one_by_steps_or_at_a_persons_request_begins_the_interval() -> None:
+    job = begun(checkpoint_steps=10)
     job.tick(200)
     job.put(e.VersionAdvanced(0, 10))
     saved(job, cut(job, 10))
@@ -282,8 +275,8 @@ def test_one_by_steps_or_at_a_persons_request_begins_the_interval(bench: type[Be
     assert ordered(job, 300)
 
 
-def test_one_that_is_given_up_is_tried_again_after_the_interval(bench: type[Bench]) -> None:
-    job = begun(bench)
+def test_one_that_is_given_up_is_tried_again_after_the_interval() -> None:
+    job = begun()
     assert ordered(job, 300)
     for _ in range(5):
         snapshot = cut(job, 5).snapshot
@@ -295,9 +288,9 @@ def test_one_that_is_given_up_is_tried_again_after_the_interval(bench: type[Benc
     assert ordered(job, 240)
 
 
-def test_a_store_that_is_back_gets_a_checkpoint_after_the_interval(bench: type[Bench]) -> None:
+def test_a_store_that_is_back_gets_a_checkpoint_after_the_interval() -> None:
     """However long servers have tried to upload their parts."""
-    job = begun(bench, checkpoint_seconds=60)
+    job = begun(checkpoint_seconds=60)
     assert ordered(job, 60)
     for _ in range(5):
         save = cut(job, 5)
@@ -314,15 +307,13 @@ def test_a_store_that_is_back_gets_a_checkpoint_after_the_interval(bench: type[B
     assert ordered(job, 60)
 
 
-def in_a_store(bench: type[Bench], **flags: Any) -> Bench:
+def in_a_store(**flags: Any) -> Bench:
     """A job whose processes share no directory."""
-    return begun(bench, image_name="zoo:1", checkpoint_dir="s3://bucket/job", **flags)
+    return begun(image_name="zoo:1", checkpoint_dir="s3://bucket/job", **flags)
 
 
-def test_old_checkpoints_of_a_store_are_removed_after_the_new_one_is_announced(
-    bench: type[Bench],
-) -> None:
-    job = in_a_store(bench)
+def test_old_checkpoints_of_a_store_are_removed_after_the_new_one_is_announced() -> None:
+    job = in_a_store()
     save = cut(job, 1)
     assert save.keeps
     commands = saved(job, save)
@@ -331,8 +322,8 @@ def test_old_checkpoints_of_a_store_are_removed_after_the_new_one_is_announced(
     assert commands.index(c.DropSnapshot(save.snapshot, saved=True)) < commands.index(prune)
 
 
-def test_a_job_without_a_place_takes_none(bench: type[Bench]) -> None:
-    job = begun(bench, image_name="zoo:1")
+def test_a_job_without_a_place_takes_none() -> None:
+    job = begun(image_name="zoo:1")
     assert not ordered(job, 10_000)
     job.train_all()
     assert job.state.status().phase == "ending"
@@ -348,10 +339,9 @@ def test_a_job_without_a_place_takes_none(bench: type[Bench]) -> None:
     ],
 )
 def test_a_job_that_lasted_an_interval_ends_with_a_checkpoint(
-    bench: type[Bench], lasted_s: float, flags: dict[str, Any], last: bool
+    lasted_s: float, flags: dict[str, Any], last: bool
 ) -> None:
-    job = bench(stall_seconds=0, **flags)
-    job.up()
+    job = Bench.running(stall_seconds=0, **flags)
     job.tick(lasted_s)
     job.put(e.VersionAdvanced(0, 4))
     while job.of(c.TakeSnapshot)[len(job.of(c.SaveSnapshot)) :]:
@@ -360,8 +350,8 @@ def test_a_job_that_lasted_an_interval_ends_with_a_checkpoint(
     assert (job.state.status().phase == "checkpointing") == last
 
 
-def test_a_resumed_job_ends_with_a_checkpoint_however_short_it_is(bench: type[Bench]) -> None:
-    job = bench()
+def test_a_resumed_job_ends_with_a_checkpoint_however_short_it_is() -> None:
+    job = Bench()
     job.up(version=20)
     job.train_all()
     assert job.state.status().phase == "checkpointing"
@@ -392,10 +382,8 @@ def test_the_interval_is_a_flag_of_training_alone() -> None:
     assert "checkpoint_seconds" not in spec.flags(defaults=False)
 
 
-def test_uploads_that_take_longer_than_the_interval_do_not_follow_at_once(
-    bench: type[Bench],
-) -> None:
-    job = in_a_store(bench, checkpoint_seconds=60)
+def test_uploads_that_take_longer_than_the_interval_do_not_follow_at_once() -> None:
+    job = in_a_store(checkpoint_seconds=60)
     saved(job, cut(job, 1))
     job.put(e.VersionAdvanced(0, 6))
     assert ordered(job, 60)

@@ -191,12 +191,7 @@ def test_what_a_pod_waits_for_is_told_in_words(found: dict[str, Any], words: str
 def test_a_pod_has_ended_with_its_container_or_with_its_phase() -> None:
     assert [
         has_ended(each) for each in (pod(), pod(RUNNING), pod(terminated(0)), pod(phase="Failed"))
-    ] == [
-        False,
-        False,
-        True,
-        True,
-    ]
+    ] == [False, False, True, True]
 
 
 QUOTA = (
@@ -332,9 +327,7 @@ def test_an_end_asked_for_before_the_pod_was_seen_is_still_ours() -> None:
     assert ended is not None and ended.exit_status().asked
 
 
-def test_the_same_news_is_not_told_twice_and_a_running_process_does_not_go_back_to_waiting() -> (
-    None
-):
+def test_news_is_not_told_twice_and_a_running_process_does_not_go_back_to_waiting() -> None:
     async def scenario() -> list[bool]:
         tracked = Tracked()
         events = tracked.bus.listen()

@@ -56,15 +56,13 @@ def train(bench: Bench) -> list[c.Announce]:
     return [one for one in bench.of(c.Announce) if one.level == "warning"]
 
 
-def test_asynchronous_workers_are_told_to_train_in_steps(bench: type[Bench]) -> None:
-    [warning] = train(bench(num_workers=4))
+def test_asynchronous_workers_are_told_to_train_in_steps() -> None:
+    [warning] = train(Bench(num_workers=4))
     assert warning.kind == "staleness"
     assert "rose from 0.1 to 1.9" in warning.text
     assert "--sync" in warning.text
 
 
 @pytest.mark.parametrize("flags", [{"num_workers": 1}, {"num_workers": 4, "sync": True}])
-def test_workers_without_stale_gradients_are_told_nothing(
-    bench: type[Bench], flags: dict[str, Any]
-) -> None:
-    assert train(bench(**flags)) == []
+def test_workers_without_stale_gradients_are_told_nothing(flags: dict[str, Any]) -> None:
+    assert train(Bench(**flags)) == []

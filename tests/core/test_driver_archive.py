@@ -162,9 +162,7 @@ class Bench:
         return sorted(path.name for path in self.checkpoints.iterdir())
 
 
-def test_a_checkpoint_may_be_a_delta_of_the_one_that_this_master_took_last(
-    tmp_path: Path,
-) -> None:
+def test_a_checkpoint_may_be_a_delta_of_the_one_that_this_master_took_last(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     for writer in bench.writers:
         writer.notes_changes = True

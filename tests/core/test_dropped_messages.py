@@ -40,10 +40,11 @@ def dropped(job: Bench) -> dict[str, int]:
 
 
 @pytest.fixture
-def job(bench: type[Bench]) -> Bench:
+def job() -> Bench:
     """One worker in hand, another that has ended; the first shard is done."""
-    made = bench(num_workers=2, evaluation_steps=10, validation_data="v", checkpoint_steps=100)
-    made.up(2)
+    made = Bench.running(
+        2, num_workers=2, evaluation_steps=10, validation_data="v", checkpoint_steps=100
+    )
     made.die(made.worker(1))
     made.done = made.lease(0)
     made.finish(0, made.done)
@@ -141,19 +142,15 @@ def test_more_records_than_a_shard_has_and_fewer_than_before_are_defects_that_ar
     )
 
 
-def test_a_lease_of_another_worker_is_none_that_could_be_over(bench: type[Bench]) -> None:
-    job = bench(num_workers=2)
-    job.up(2)
+def test_a_lease_of_another_worker_is_none_that_could_be_over() -> None:
+    job = Bench.running(2, num_workers=2)
     lease = job.lease(0)
     job.progress(1, lease, 8)
     assert (dropped(job), job.total["trained"]) == ({"unknown_lease": 1}, 0)
 
 
-def test_what_a_worker_tells_of_leases_that_went_to_another_is_no_defect(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_workers=2)
-    job.up(2)
+def test_what_a_worker_tells_of_leases_that_went_to_another_is_no_defect() -> None:
+    job = Bench.running(2, num_workers=2)
     lease = job.lease(0)
     job.put(
         e.LeaseReturned(
@@ -166,9 +163,8 @@ def test_what_a_worker_tells_of_leases_that_went_to_another_is_no_defect(
     assert (dropped(job), errors(job)) == ({"voided_lease": 1}, [])
 
 
-def test_a_summary_that_comes_too_late_is_counted(bench: type[Bench]) -> None:
-    job = bench(Action.EVALUATE)
-    job.up()
+def test_a_summary_that_comes_too_late_is_counted() -> None:
+    job = Bench.running(action=Action.EVALUATE)
     lease = job.lease()
     job.finish(0, lease, metrics={})
     assert job.lease().task is Task.SUMMARY
@@ -232,16 +228,11 @@ def test_the_journal_brings_the_counts_back(job: Bench, tmp_path: Path) -> None:
     assert again.status().dropped == live.status().dropped == {"voided_lease": 3}
 
 
-def test_what_processes_count_themselves_is_taken_as_the_difference_to_what_they_told_before() -> (
-    None
-):
+def test_counts_of_processes_are_added_as_the_difference_to_the_report_before() -> None:
     presence = Session("here")
     assert presence.reported(
         {"dropped_voided_lease": 2.0, "repeated_pushes": 1.0, "dropped_nonsense": 9.0}
-    ) == {
-        DropCause.VOIDED_LEASE: 2,
-        DropCause.REPEATED_PUSH: 1,
-    }
+    ) == {DropCause.VOIDED_LEASE: 2, DropCause.REPEATED_PUSH: 1}
     assert presence.reported({"dropped_voided_lease": 2.0, "repeated_pushes": 1.0}) == {}
     assert presence.reported({"dropped_voided_lease": 5.0, "repeated_pushes": 1.0}) == {
         DropCause.VOIDED_LEASE: 3

@@ -21,10 +21,10 @@ from tests.present import present
 pytestmark = pytest.mark.core
 
 
-def training(bench: type[Bench], started: int = 0, **flags: Any) -> Bench:
+def training(started: int = 0, **flags: Any) -> Bench:
     """Two workers train; the first view of an export is cut at version 6."""
     defaults: dict[str, Any] = {"num_workers": 2, "num_epochs": 9, "checkpoint_seconds": 0}
-    job = bench(**defaults | {"output": "o", "export_seconds": 10} | flags)
+    job = Bench(**defaults | {"output": "o", "export_seconds": 10} | flags)
     job.up(2, exported=started)
     return job
 
@@ -56,25 +56,18 @@ def dropped(job: Bench) -> list[SnapshotId]:
     return [one.snapshot for one in job.of(c.DropSnapshot)]
 
 
-def test_an_export_is_due_by_seconds_and_only_if_something_was_learned(bench: type[Bench]) -> None:
-    job = training(bench)
+def test_an_export_is_due_by_seconds_and_only_if_something_was_learned() -> None:
+    job = training()
     assert job.of(c.TakeSnapshot, job.tick(11)) == []
     assert job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 5)))
     assert job.of(c.TakeSnapshot, job.tick(11)) == []
 
 
-def test_one_worker_exports_a_frozen_view_and_gets_nothing_else_meanwhile(
-    bench: type[Bench],
-) -> None:
-    job = training(bench)
+def test_one_worker_exports_a_frozen_view_and_gets_nothing_else_meanwhile() -> None:
+    job = training()
     snapshot = view(job)
     lease = job.lease(0)
-    assert (lease.task, lease.round, lease.snapshot, lease.version) == (
-        Task.EXPORT,
-        1,
-        snapshot,
-        6,
-    )
+    assert (lease.task, lease.round, lease.snapshot, lease.version) == (Task.EXPORT, 1, snapshot, 6)
     assert job.refused(0) == "worker-0 makes an export"
     assert job.lease(1).task is Task.TRAINING
     exported(job, 0, lease)
@@ -82,16 +75,16 @@ def test_one_worker_exports_a_frozen_view_and_gets_nothing_else_meanwhile(
     assert job.lease(0).task is Task.TRAINING
 
 
-def test_no_synchronous_step_waits_for_a_worker_that_exports(bench: type[Bench]) -> None:
-    job = training(bench, sync=True)
+def test_no_synchronous_step_waits_for_a_worker_that_exports() -> None:
+    job = training(sync=True)
     lease = open_export(job)
     assert job.state.step_outlook().ready == {Bench.worker(1)}
     exported(job, 0, lease)
     assert job.state.step_outlook().ready == {Bench.worker(0), Bench.worker(1)}
 
 
-def test_the_next_interval_begins_when_an_export_is_over(bench: type[Bench]) -> None:
-    job = training(bench)
+def test_the_next_interval_begins_when_an_export_is_over() -> None:
+    job = training()
     lease = open_export(job)
     job.t += 30
     exported(job, 0, lease)
@@ -99,10 +92,8 @@ def test_the_next_interval_begins_when_an_export_is_over(bench: type[Bench]) -> 
     assert job.of(c.TakeSnapshot, job.tick(11))
 
 
-def test_numbers_follow_those_of_earlier_jobs_and_each_view_has_its_own(
-    bench: type[Bench],
-) -> None:
-    job = training(bench, started=41)
+def test_numbers_follow_those_of_earlier_jobs_and_each_view_has_its_own() -> None:
+    job = training(started=41)
     assert open_export(job).round == 42
     job.die(Bench.ps(0))
     job.attach(Bench.ps(0, 1), restored=0)
@@ -110,10 +101,8 @@ def test_numbers_follow_those_of_earlier_jobs_and_each_view_has_its_own(
     assert open_export(job, 1).round == 43
 
 
-def test_another_worker_makes_the_export_of_a_killed_one_at_the_same_number(
-    bench: type[Bench],
-) -> None:
-    job = training(bench)
+def test_another_worker_makes_the_export_of_a_killed_one_at_the_same_number() -> None:
+    job = training()
     first = open_export(job)
     job.die(Bench.worker(0))
     second = job.lease(1)
@@ -121,8 +110,8 @@ def test_another_worker_makes_the_export_of_a_killed_one_at_the_same_number(
     assert second.attempt == first.attempt + 1
 
 
-def test_a_worker_that_was_given_up_does_not_close_the_next_export(bench: type[Bench]) -> None:
-    job = training(bench)
+def test_a_worker_that_was_given_up_does_not_close_the_next_export() -> None:
+    job = training()
     first = open_export(job)
     exported(job, 0, first)
     second = open_export(job)
@@ -132,8 +121,8 @@ def test_a_worker_that_was_given_up_does_not_close_the_next_export(bench: type[B
     assert job.said("exported: o/2")
 
 
-def test_an_export_whose_view_is_lost_is_revoked_and_tried_again(bench: type[Bench]) -> None:
-    job = training(bench)
+def test_an_export_whose_view_is_lost_is_revoked_and_tried_again() -> None:
+    job = training()
     open_export(job)
     job.die(Bench.ps(0))
     assert job.of(c.RevokeLeases)[-1].worker == Bench.worker(0)
@@ -143,8 +132,8 @@ def test_an_export_whose_view_is_lost_is_revoked_and_tried_again(bench: type[Ben
     assert job.of(c.TakeSnapshot, job.tick(6))
 
 
-def test_a_cut_that_fails_is_tried_again(bench: type[Bench]) -> None:
-    job = training(bench)
+def test_a_cut_that_fails_is_tried_again() -> None:
+    job = training()
     job.put(e.VersionAdvanced(0, 5))
     job.tick(11)
     job.put(e.SnapshotFailed(0, job.of(c.TakeSnapshot)[-1].snapshot, "ps-0: away"))
@@ -152,10 +141,8 @@ def test_a_cut_that_fails_is_tried_again(bench: type[Bench]) -> None:
     assert job.of(c.TakeSnapshot, job.tick(5))
 
 
-def test_a_place_that_cannot_be_written_costs_that_export_and_is_told_once(
-    bench: type[Bench],
-) -> None:
-    job = training(bench)
+def test_a_place_that_cannot_be_written_costs_that_export_and_is_told_once() -> None:
+    job = training()
     for number in (1, 2):
         lease = open_export(job)
         assert lease.round == number
@@ -165,8 +152,8 @@ def test_a_place_that_cannot_be_written_costs_that_export_and_is_told_once(
     assert job.state.status().phase == "working"
 
 
-def test_an_export_that_keeps_failing_is_given_up_but_not_the_job(bench: type[Bench]) -> None:
-    job = training(bench)
+def test_an_export_that_keeps_failing_is_given_up_but_not_the_job() -> None:
+    job = training()
     lease = open_export(job)
     for attempt in range(3):
         name = Bench.worker(0 if not attempt else attempt + 1)
@@ -185,8 +172,8 @@ def test_an_export_that_keeps_failing_is_given_up_but_not_the_job(bench: type[Be
     assert job.of(c.TakeSnapshot)[taken].purpose is c.Purpose.EXPORT
 
 
-def test_training_ends_after_the_export_that_a_worker_makes(bench: type[Bench]) -> None:
-    job = training(bench, num_epochs=1)
+def test_training_ends_after_the_export_that_a_worker_makes() -> None:
+    job = training(num_epochs=1)
     lease = open_export(job)
     while job.state.status().records.left:
         job.finish(1, job.lease(1))
@@ -199,8 +186,8 @@ def test_training_ends_after_the_export_that_a_worker_makes(bench: type[Bench]) 
     assert job.state.status().phase == "ending"
 
 
-def test_an_export_that_nobody_has_does_not_delay_the_end_of_training(bench: type[Bench]) -> None:
-    job = training(bench, num_epochs=1)
+def test_an_export_that_nobody_has_does_not_delay_the_end_of_training() -> None:
+    job = training(num_epochs=1)
     leases = [job.lease(0), job.lease(1)]
     while job.state.status().records.left > sum(present(one.shard).records for one in leases):
         job.finish(0, leases[0])
@@ -211,8 +198,8 @@ def test_an_export_that_nobody_has_does_not_delay_the_end_of_training(bench: typ
     assert job.state.status().phase == "exporting" and dropped(job) == [snapshot]
 
 
-def test_a_stopped_job_gives_its_export_up(bench: type[Bench]) -> None:
-    job = training(bench)
+def test_a_stopped_job_gives_its_export_up() -> None:
+    job = training()
     lease = open_export(job)
     job.put(e.StopRequested(0, "Ctrl-C"))
     assert dropped(job) == [lease.snapshot]
@@ -220,10 +207,8 @@ def test_a_stopped_job_gives_its_export_up(bench: type[Bench]) -> None:
     assert not job.said("exported:")
 
 
-def test_a_master_that_takes_over_keeps_the_view_and_takes_a_lost_lease_back(
-    bench: type[Bench],
-) -> None:
-    job = training(bench)
+def test_a_master_that_takes_over_keeps_the_view_and_takes_a_lost_lease_back() -> None:
+    job = training()
     lease = open_export(job)
     job.put(e.MasterTookOver(0, 2, 1.0))
     assert present(lease.snapshot) in job.of(c.KeepSnapshots)[-1].snapshots
@@ -236,8 +221,8 @@ def test_a_master_that_takes_over_keeps_the_view_and_takes_a_lost_lease_back(
     assert (again.task, again.round, again.attempt) == (Task.EXPORT, lease.round, 1)
 
 
-def test_a_cut_that_was_ordered_by_an_earlier_master_is_ordered_again(bench: type[Bench]) -> None:
-    job = training(bench)
+def test_a_cut_that_was_ordered_by_an_earlier_master_is_ordered_again() -> None:
+    job = training()
     job.put(e.VersionAdvanced(0, 5))
     job.tick(11)
     job.put(e.MasterTookOver(0, 2, 1.0))
@@ -247,8 +232,8 @@ def test_a_cut_that_was_ordered_by_an_earlier_master_is_ordered_again(bench: typ
     assert job.lease(0).snapshot == take.snapshot
 
 
-def test_an_image_of_the_state_has_the_open_export(bench: type[Bench]) -> None:
-    job = training(bench)
+def test_an_image_of_the_state_has_the_open_export() -> None:
+    job = training()
     lease = open_export(job)
     image = job.state.image(job.spec)
     started = present(job.state.started)
@@ -258,9 +243,8 @@ def test_an_image_of_the_state_has_the_open_export(bench: type[Bench]) -> None:
     assert job.said("exported: o/1")
 
 
-def test_a_failed_last_export_fails_the_job(bench: type[Bench]) -> None:
-    job = bench(output="o", num_epochs=1)
-    job.up()
+def test_a_failed_last_export_fails_the_job() -> None:
+    job = Bench.running(output="o", num_epochs=1)
     job.train_all()
     assert job.lease(0).round is None
     for index in range(3):
@@ -273,9 +257,9 @@ def test_a_failed_last_export_fails_the_job(bench: type[Bench]) -> None:
     assert present(job.state._context.outcome).exit_code is ExitCode.JOB_FAILED
 
 
-def test_the_last_export_may_have_a_higher_number_than_its_own(bench: type[Bench]) -> None:
+def test_the_last_export_may_have_a_higher_number_than_its_own() -> None:
     """Another job has the number. A late report of an earlier export has a lower one."""
-    job = training(bench, num_epochs=1)
+    job = training(num_epochs=1)
     job.train_all()
     last = job.lease(0)
     assert (last.task, last.round) == (Task.EXPORT, 1)
@@ -285,8 +269,7 @@ def test_the_last_export_may_have_a_higher_number_than_its_own(bench: type[Bench
     assert job.said("exported: o/7") and job.state.status().phase == "ending"
 
 
-def test_a_job_without_training_exports_nothing(bench: type[Bench]) -> None:
-    job = bench(Action.PREDICT)
-    job.up()
+def test_a_job_without_training_exports_nothing() -> None:
+    job = Bench.running(action=Action.PREDICT)
     job.put(e.VersionAdvanced(0, 5))
     assert job.of(c.TakeSnapshot, job.tick(1000)) == []

@@ -53,12 +53,12 @@ def made(
     ],
 )
 def test_the_group_waits_for_exactly_the_processes_that_are_in_it(
-    bench: type[Bench], flags: dict[str, Any], size: int
+    flags: dict[str, Any], size: int
 ) -> None:
     given = {**NEEDED, "num_workers": "4:9", "num_ps_pods": 2, **flags}
     group = job_pod_group(job(**flags), OWNER, KUBERNETES)
     assert group["spec"]["schedulingPolicy"]["gang"]["minCount"] == size
-    together, alone = bench(**given), bench(**{**given, "gang": False})
+    together, alone = Bench(**given), Bench(**{**given, "gang": False})
     assert sum(one.in_gang for one in together.of(c.StartProcess, together.start())) == size
     assert not any(one.in_gang for one in alone.of(c.StartProcess, alone.start()))
 
@@ -68,11 +68,7 @@ def test_the_group_waits_for_exactly_the_processes_that_are_in_it(
     [
         (GangApi.KUBERNETES, ("spec", "schedulingGroup"), {"podGroupName": "j"}),
         (GangApi.VOLCANO, ("metadata", "annotations", "scheduling.k8s.io/group-name"), "j"),
-        (
-            GangApi.SCHEDULER_PLUGINS,
-            ("metadata", "labels", "scheduling.x-k8s.io/pod-group"),
-            "j",
-        ),
+        (GangApi.SCHEDULER_PLUGINS, ("metadata", "labels", "scheduling.x-k8s.io/pod-group"), "j"),
     ],
 )
 def test_a_pod_of_the_gang_names_its_group_and_others_do_not(
@@ -116,9 +112,9 @@ def test_a_gang_is_of_a_training_job_on_a_cluster_and_travels_with_it() -> None:
         read_args(("evaluate", "--gang"))
 
 
-def gang_bench(bench: type[Bench]) -> Bench:
+def gang_bench() -> Bench:
     """A job of one server and two to four workers, of which two are in the gang."""
-    job = bench(num_workers="2:4", image_name="i", gang=True, num_ps_pods=1)
+    job = Bench(num_workers="2:4", image_name="i", gang=True, num_ps_pods=1)
     assert gang_of(job, job.start()) == {"worker-0": True, "worker-1": True}
     return job
 
@@ -137,15 +133,15 @@ def run(job: Bench, *indices: int) -> dict[str, bool]:
     return gang_of(job, commands)
 
 
-def test_workers_beyond_the_gang_come_when_it_runs(bench: type[Bench]) -> None:
+def test_workers_beyond_the_gang_come_when_it_runs() -> None:
     """They would take the room that it waits for, and could do nothing there."""
-    job = gang_bench(bench)
+    job = gang_bench()
     assert run(job, 0) == {} and gang_of(job, job.tick(60)) == {}
     assert run(job, 1) == {"worker-2": False, "worker-3": False}
 
 
-def test_a_lost_worker_of_the_gang_is_replaced_in_the_gang(bench: type[Bench]) -> None:
-    job = gang_bench(bench)
+def test_a_lost_worker_of_the_gang_is_replaced_in_the_gang() -> None:
+    job = gang_bench()
     run(job, 0, 1, 2, 3)
     assert gang_of(job, job.die(job.worker(0))) == {"worker-4": True}
     # Until the gang is whole again, none comes in place of another.
@@ -153,18 +149,17 @@ def test_a_lost_worker_of_the_gang_is_replaced_in_the_gang(bench: type[Bench]) -
     assert run(job, 4) == {"worker-5": False}
 
 
-def test_a_gang_that_is_lost_as_a_whole_is_ordered_as_a_whole(bench: type[Bench]) -> None:
+def test_a_gang_that_is_lost_as_a_whole_is_ordered_as_a_whole() -> None:
     """Whatever there is beside it, and however little work is left."""
-    job = gang_bench(bench)
+    job = gang_bench()
     run(job, 0, 1, 2, 3)
     lost = [gang_of(job, job.die(job.worker(index))) for index in (0, 1)]
     assert [list(one.values()) for one in lost] == [[True], [True]]
 
 
 @pytest.mark.parametrize("gang", [False, True])
-def test_a_gang_is_whole_however_little_work_there_is(bench: type[Bench], gang: bool) -> None:
-    job = bench(num_workers=2, image_name="i", gang=gang)
-    job.up(2)
+def test_a_gang_is_whole_however_little_work_there_is(gang: bool) -> None:
+    job = Bench.running(2, num_workers=2, image_name="i", gang=gang)
     for _ in range(3):
         job.finish(0, job.lease(0))
     job.lease(0)
@@ -172,8 +167,8 @@ def test_a_gang_is_whole_however_little_work_there_is(bench: type[Bench], gang: 
     assert len(job.of(c.StartProcess, commands)) == int(gang)
 
 
-def test_a_gang_that_can_never_be_whole_fails_the_job(bench: type[Bench]) -> None:
-    job = gang_bench(bench)
+def test_a_gang_that_can_never_be_whole_fails_the_job() -> None:
+    job = gang_bench()
     run(job, 0, 1)
     job.put(e.CreateFailed(0, job.worker(3), "forbidden", retry=False))
     assert job.state.status().exit_code is None and job.state.status().scale.high == 3
@@ -182,8 +177,8 @@ def test_a_gang_that_can_never_be_whole_fails_the_job(bench: type[Bench]) -> Non
     assert job.state.status().exit_code == ExitCode.CLUSTER_REFUSED
 
 
-def test_a_gang_is_not_scaled_below_its_size(bench: type[Bench]) -> None:
-    job = gang_bench(bench)
+def test_a_gang_is_not_scaled_below_its_size() -> None:
+    job = gang_bench()
     job.put(e.ScaleRequested(0, 1, 3))
     assert job.said("workers to 1:3: with --gang the job has at least 2 workers")
     assert (job.state.status().scale.low, job.state.status().scale.high) == (2, 4)
@@ -191,9 +186,9 @@ def test_a_gang_is_not_scaled_below_its_size(bench: type[Bench]) -> None:
     assert job.state.status().scale.high == 2
 
 
-def test_those_of_a_gang_are_the_last_to_go_when_a_job_is_scaled_down(bench: type[Bench]) -> None:
+def test_those_of_a_gang_are_the_last_to_go_when_a_job_is_scaled_down() -> None:
     """Without them, a server that comes back would wait for a gang that is never whole."""
-    job = gang_bench(bench)
+    job = gang_bench()
     run(job, 0, 1, 2, 3)
     assert gang_of(job, job.die(job.worker(0))) == {"worker-4": True}
     commands = job.put(e.ScaleRequested(0, 2, 2))

@@ -45,9 +45,9 @@ def by_use(job: Bench) -> dict[str, float]:
 
 
 @pytest.fixture
-def job(bench: type[Bench]) -> Bench:
+def job() -> Bench:
     """Two workers that ran at 2 s and attached at 5 s."""
-    made = bench(num_workers=2)
+    made = Bench(num_workers=2)
     made.start()
     made.attach(made.ps(0))
     made.t = 2.0
@@ -98,8 +98,8 @@ def test_a_silent_worker_is_lost_until_its_end_is_seen(job: Bench) -> None:
     assert by_use(job)["lost.silent"] == 25.0
 
 
-def test_a_worker_that_ends_before_it_attaches_only_started(bench: type[Bench]) -> None:
-    job = bench(num_workers=2)
+def test_a_worker_that_ends_before_it_attaches_only_started() -> None:
+    job = Bench(num_workers=2)
     job.start()
     job.put(e.ProcessSeen(0, worker(0), True))
     job.t = 7.0
@@ -145,19 +145,13 @@ def test_the_journal_gives_the_same_account_again(job: Bench) -> None:
     assert not may_free_work(event)
 
 
-def test_steps_on_records_that_are_lost_with_the_weights_count_as_repeated(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_workers=1)
-    job.up(1)
+def test_steps_on_records_that_are_lost_with_the_weights_count_as_repeated() -> None:
+    job = Bench.running(1, num_workers=1)
     job.finish(0, job.lease(0))
     job.finish(0, job.lease(0))
     job.t = 10.0
     tell(job, worker(0), compute__step=8.0, input__feed=2.0)
-    assert by_use(job) == {
-        "compute.step": 8.0,
-        "input.feed": 2.0,
-    }
+    assert by_use(job) == {"compute.step": 8.0, "input.feed": 2.0}
     work = job.state._context.work
     present(work).undone = 8
     assert job.state.receipt().total.trained == 32
@@ -166,10 +160,9 @@ def test_steps_on_records_that_are_lost_with_the_weights_count_as_repeated(
     assert account(job).share == 0.6
 
 
-def test_evaluating_is_what_an_evaluation_is_for(bench: type[Bench]) -> None:
+def test_evaluating_is_what_an_evaluation_is_for() -> None:
     for action, share in ((Action.EVALUATE, 0.75), (Action.TRAIN, 0.0)):
-        job = bench(action)
-        job.up(1)
+        job = Bench.running(1, action=action)
         job.t = 4.0
         tell(job, worker(0), evaluation__metrics=3.0, input__feed=1.0)
         assert account(job).share == share

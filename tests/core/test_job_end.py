@@ -43,9 +43,8 @@ def all_end(job: Bench) -> None:
             )
 
 
-def test_training_without_anything_else_ends_when_all_processes_have(bench: type[Bench]) -> None:
-    job = bench(num_epochs=2)
-    job.up()
+def test_training_without_anything_else_ends_when_all_processes_have() -> None:
+    job = Bench.running(num_epochs=2)
     job.train_all()
     job.pushed(0, 16)
     assert job.of(c.WorkFinished) == [c.WorkFinished(job.worker(0))]
@@ -81,9 +80,8 @@ def test_training_without_anything_else_ends_when_all_processes_have(bench: type
     }
 
 
-def test_processes_that_do_not_end_hold_the_job_up_for_30_s_at_most(bench: type[Bench]) -> None:
-    job = bench()
-    job.up()
+def test_processes_that_do_not_end_hold_the_job_up_for_30_s_at_most() -> None:
+    job = Bench.running()
     job.train_all()
     job.tick(16)
     assert [stop.name for stop in job.of(c.StopProcess)] == [job.ps(0)]
@@ -91,9 +89,8 @@ def test_processes_that_do_not_end_hold_the_job_up_for_30_s_at_most(bench: type[
     assert job.end.exit_code == ExitCode.DONE
 
 
-def test_after_the_end_nothing_changes_any_more(bench: type[Bench]) -> None:
-    job = bench()
-    job.up()
+def test_after_the_end_nothing_changes_any_more() -> None:
+    job = Bench.running()
     job.train_all()
     all_end(job)
     for event in (
@@ -106,9 +103,8 @@ def test_after_the_end_nothing_changes_any_more(bench: type[Bench]) -> None:
     assert job.of(c.WorkFinished, job.put(e.LeaseRequested(0, job.worker(0))))
 
 
-def test_the_model_is_exported_by_one_worker_after_the_last_checkpoint(bench: type[Bench]) -> None:
-    job = bench(output="out", checkpoint_steps=100, num_workers=2)
-    job.up(2)
+def test_the_model_is_exported_by_one_worker_after_the_last_checkpoint() -> None:
+    job = Bench.running(2, output="out", checkpoint_steps=100, num_workers=2)
     job.train_all()
     assert job.state.status().phase == "checkpointing"
     saved(job, cut(job))
@@ -123,9 +119,8 @@ def test_the_model_is_exported_by_one_worker_after_the_last_checkpoint(bench: ty
     assert job.of(c.WorkFinished) == [c.WorkFinished(job.worker(1))]
 
 
-def test_an_export_that_fails_three_times_fails_the_job(bench: type[Bench]) -> None:
-    job = bench(output="out")
-    job.up()
+def test_an_export_that_fails_three_times_fails_the_job() -> None:
+    job = Bench.running(output="out")
     job.train_all()
     for index in range(3):
         job.lease(index)
@@ -136,9 +131,8 @@ def test_an_export_that_fails_three_times_fails_the_job(bench: type[Bench]) -> N
     assert job.state.status().exit_code == 1
 
 
-def test_a_checkpoint_is_taken_each_time_the_version_crosses_the_steps(bench: type[Bench]) -> None:
-    job = bench(checkpoint_steps=10)
-    job.up()
+def test_a_checkpoint_is_taken_each_time_the_version_crosses_the_steps() -> None:
+    job = Bench.running(checkpoint_steps=10)
     assert job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 9))) == []
     job.put(e.VersionAdvanced(0, 12))
     save = cut(job, 13)
@@ -149,12 +143,11 @@ def test_a_checkpoint_is_taken_each_time_the_version_crosses_the_steps(bench: ty
     assert [one.version for one in job.state.status().checkpoints] == [13]
 
 
-def test_a_heartbeat_that_is_late_makes_no_version_be_crossed_twice(bench: type[Bench]) -> None:
+def test_a_heartbeat_that_is_late_makes_no_version_be_crossed_twice() -> None:
     """Workers tell of a version sooner than the servers' heartbeats: these may name an older one
     after the cut.
     """
-    job = bench(checkpoint_steps=10)
-    job.up()
+    job = Bench.running(checkpoint_steps=10)
     job.put(e.VersionAdvanced(0, 12))
     saved(job, cut(job, 15))
     job.put(e.VersionAdvanced(0, 9))
@@ -162,11 +155,8 @@ def test_a_heartbeat_that_is_late_makes_no_version_be_crossed_twice(bench: type[
     assert job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 20)))
 
 
-def test_versions_are_crossed_again_after_a_server_came_back_from_an_older_checkpoint(
-    bench: type[Bench],
-) -> None:
-    job = bench(checkpoint_steps=10)
-    job.up()
+def test_versions_are_crossed_again_after_a_server_came_back_from_an_older_checkpoint() -> None:
+    job = Bench.running(checkpoint_steps=10)
     job.put(e.VersionAdvanced(0, 10))
     saved(job, cut(job, 10))
     job.die(job.ps(0))
@@ -175,9 +165,8 @@ def test_versions_are_crossed_again_after_a_server_came_back_from_an_older_check
     assert job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 10)))
 
 
-def test_a_failed_checkpoint_is_told_tried_again_and_training_goes_on(bench: type[Bench]) -> None:
-    job = bench(checkpoint_steps=10)
-    job.up()
+def test_a_failed_checkpoint_is_told_tried_again_and_training_goes_on() -> None:
+    job = Bench.running(checkpoint_steps=10)
     job.put(e.VersionAdvanced(0, 10))
     save = cut(job)
     job.put(e.SnapshotFailed(0, save.snapshot, "no space left on device"))
@@ -189,22 +178,17 @@ def test_a_failed_checkpoint_is_told_tried_again_and_training_goes_on(bench: typ
     assert [one.version for one in job.state.status().checkpoints] == [11]
 
 
-def test_a_person_gets_a_checkpoint_when_there_is_something_to_keep(bench: type[Bench]) -> None:
-    job = bench()
-    job.up()
+def test_a_person_gets_a_checkpoint_when_there_is_something_to_keep() -> None:
+    job = Bench.running()
     job.put(e.VersionAdvanced(0, 1))
     assert job.of(c.TakeSnapshot, job.put(e.CheckpointRequested(0)))
-    other = bench(Action.EVALUATE)
-    other.up()
+    other = Bench.running(action=Action.EVALUATE)
     assert not other.of(c.TakeSnapshot, other.put(e.CheckpointRequested(0)))
     assert other.said("nothing to save")
 
 
-def test_what_is_asked_for_too_late_is_refused_in_words_and_changes_nothing(
-    bench: type[Bench],
-) -> None:
-    job = bench(output="out", checkpoint_steps=100, num_workers="1:2")
-    job.up(2)
+def test_what_is_asked_for_too_late_is_refused_in_words_and_changes_nothing() -> None:
+    job = Bench.running(2, output="out", checkpoint_steps=100, num_workers="1:2")
     assert not job.state.why_not_scale(1, 2) and not job.state.why_not_checkpoint()
     job.train_all()
     for phase, words in (
@@ -234,28 +218,21 @@ def test_what_is_asked_for_too_late_is_refused_in_words_and_changes_nothing(
     assert job.said("cannot change the number of workers to 1:9: the job is exporting its model")
 
 
-def test_a_server_that_leaves_has_a_checkpoint_taken_or_the_loss_is_told(
-    bench: type[Bench],
-) -> None:
-    job = bench()
-    job.up()
+def test_a_server_that_leaves_has_a_checkpoint_taken_or_the_loss_is_told() -> None:
+    job = Bench.running()
     job.put(e.VersionAdvanced(0, 1))
     assert job.of(c.TakeSnapshot, job.put(e.CheckpointRequested(0, ProcessName.parse("ps-0"))))
     assert job.said("ps-0 is leaving; taking a checkpoint first")
-    other = bench(Action.EVALUATE)
-    other.up()
+    other = Bench.running(action=Action.EVALUATE)
     assert not other.of(
         c.TakeSnapshot, other.put(e.CheckpointRequested(0, ProcessName.parse("ps-0")))
     )
     assert other.said("ps-0 is leaving and loses its updates so far")
 
 
-def test_a_server_that_leaves_while_a_cut_is_under_way_gets_a_checkpoint_of_its_own(
-    bench: type[Bench],
-) -> None:
+def test_a_server_that_leaves_while_a_cut_is_under_way_gets_a_checkpoint_of_its_own() -> None:
     """Its part of that cut may be older than what it has acknowledged since."""
-    job = bench()
-    job.up()
+    job = Bench.running()
     job.put(e.VersionAdvanced(0, 1))
     assert job.of(c.TakeSnapshot, job.put(e.CheckpointRequested(0)))
     assert not job.of(c.TakeSnapshot, job.put(e.CheckpointRequested(0, ProcessName.parse("ps-0"))))
@@ -265,9 +242,8 @@ def test_a_server_that_leaves_while_a_cut_is_under_way_gets_a_checkpoint_of_its_
     assert len(job.of(c.TakeSnapshot)) == 2
 
 
-def test_only_the_newest_checkpoints_are_listed(bench: type[Bench]) -> None:
-    job = bench(keep_checkpoint_max=2)
-    job.up()
+def test_only_the_newest_checkpoints_are_listed() -> None:
+    job = Bench.running(keep_checkpoint_max=2)
     job.put(e.VersionAdvanced(0, 1))
     for version in (1, 2, 3):
         job.put(e.CheckpointRequested(0))
@@ -275,11 +251,8 @@ def test_only_the_newest_checkpoints_are_listed(bench: type[Bench]) -> None:
     assert [one.version for one in job.state.status().checkpoints] == [2, 3]
 
 
-def test_a_last_checkpoint_that_cannot_be_written_does_not_hold_the_end_up_for_ever(
-    bench: type[Bench],
-) -> None:
-    job = bench(checkpoint_steps=5)
-    job.up()
+def test_a_last_checkpoint_that_cannot_be_written_does_not_hold_the_end_up_for_ever() -> None:
+    job = Bench.running(checkpoint_steps=5)
     job.train_all()
     for _ in range(5):
         job.put(e.SnapshotFailed(0, job.of(c.TakeSnapshot)[-1].snapshot, "disk full"))
@@ -288,11 +261,8 @@ def test_a_last_checkpoint_that_cannot_be_written_does_not_hold_the_end_up_for_e
     assert job.of(c.WorkFinished)
 
 
-def test_a_last_checkpoint_of_a_version_that_is_saved_is_not_announced_again(
-    bench: type[Bench],
-) -> None:
-    job = bench(checkpoint_steps=5)
-    job.up()
+def test_a_last_checkpoint_of_a_version_that_is_saved_is_not_announced_again() -> None:
+    job = Bench.running(checkpoint_steps=5)
     job.put(e.VersionAdvanced(0, 5))
     saved(job, cut(job))
     job.train_all()
@@ -307,9 +277,8 @@ def test_a_last_checkpoint_of_a_version_that_is_saved_is_not_announced_again(
 # Stopping and going on
 
 
-def test_a_stopped_job_drains_and_takes_a_checkpoint(bench: type[Bench]) -> None:
-    job = bench(num_workers=2, num_epochs=2)
-    job.up(2)
+def test_a_stopped_job_drains_and_takes_a_checkpoint() -> None:
+    job = Bench.running(2, num_workers=2, num_epochs=2)
     lease = job.lease(0)
     job.progress(0, lease, 8)
     commands = job.put(e.StopRequested(0, "Ctrl-C"))
@@ -329,7 +298,7 @@ def test_a_stopped_job_drains_and_takes_a_checkpoint(bench: type[Bench]) -> None
     assert job.end.exit_code == ExitCode.INTERRUPTED
     assert job.state.status().processes[-1].cause == "drained"
 
-    again = bench(num_workers=1, num_epochs=2)
+    again = Bench(num_workers=1, num_epochs=2)
     again.start(ledger=save.ledger, version=5)
     assert [str(start.name) for start in again.of(c.StartProcess)] == ["ps-0", "worker-2"]
     again.attach(again.ps(0), again.worker(2))
@@ -347,11 +316,8 @@ def test_a_stopped_job_drains_and_takes_a_checkpoint(bench: type[Bench]) -> None
     }
 
 
-def test_a_job_whose_directory_no_server_sees_is_stopped_without_a_checkpoint_and_promises_none(
-    bench: type[Bench],
-) -> None:
-    job = bench(image_name="zoo", job_dir="/tmp/job", num_epochs=2)
-    job.up()
+def test_a_job_without_a_shared_directory_stops_without_a_checkpoint_and_promises_none() -> None:
+    job = Bench.running(image_name="zoo", job_dir="/tmp/job", num_epochs=2)
     lease = job.lease()
     job.progress(0, lease, 8)
     job.put(e.CheckpointRequested(0))
@@ -365,9 +331,8 @@ def test_a_job_whose_directory_no_server_sees_is_stopped_without_a_checkpoint_an
     assert not job.of(c.TakeSnapshot)
 
 
-def test_stopping_twice_ends_without_grace(bench: type[Bench]) -> None:
-    job = bench(num_workers=1)
-    job.up()
+def test_stopping_twice_ends_without_grace() -> None:
+    job = Bench.running(num_workers=1)
     job.lease()
     job.put(e.StopRequested(0, "first"))
     commands = job.put(e.StopRequested(0, "second"))
@@ -377,8 +342,8 @@ def test_stopping_twice_ends_without_grace(bench: type[Bench]) -> None:
     assert stop.reason == "stopping the job: first" == told["worker-0"], "the first reason stands"
 
 
-def test_a_stop_before_anything_was_trained_ends_at_once(bench: type[Bench]) -> None:
-    job = bench()
+def test_a_stop_before_anything_was_trained_ends_at_once() -> None:
+    job = Bench()
     job.start()
     job.put(e.StopRequested(0, "no"))
     job.die(job.worker(0), ExitStatus(signal=15, asked=True))
@@ -389,9 +354,9 @@ def test_a_stop_before_anything_was_trained_ends_at_once(bench: type[Bench]) -> 
 
 @pytest.mark.parametrize("strategy", ["ParameterServerStrategy", "AllreduceStrategy"])
 def test_training_that_a_callback_ends_before_the_first_step_waits_for_no_checkpoint(
-    bench: type[Bench], strategy: str
+    strategy: str,
 ) -> None:
-    job = bench(checkpoint_steps=5, distribution_strategy=strategy)
+    job = Bench(checkpoint_steps=5, distribution_strategy=strategy)
     job.start()
     job.attach(*(job.ps(index) for index in range(job.spec.servers)), job.worker(0))
     job.put(e.WorkerStopRequested(0, job.worker(0), "nothing is to be trained"))
@@ -403,16 +368,15 @@ def test_training_that_a_callback_ends_before_the_first_step_waits_for_no_checkp
     assert job.total["left"] == 64
 
 
-def test_a_stop_before_the_data_was_counted_ends_at_once(bench: type[Bench]) -> None:
-    job = bench()
+def test_a_stop_before_the_data_was_counted_ends_at_once() -> None:
+    job = Bench()
     job.put(e.StopRequested(0, "no"))
     assert job.end.exit_code == ExitCode.INTERRUPTED
     assert job.start() == []
 
 
-def test_a_stop_does_not_wait_for_servers_that_do_not_come_back(bench: type[Bench]) -> None:
-    job = bench()
-    job.up()
+def test_a_stop_does_not_wait_for_servers_that_do_not_come_back() -> None:
+    job = Bench.running()
     job.progress(0, job.lease(), 8)
     job.die(job.ps(0))
     job.put(e.StopRequested(0, "Ctrl-C"))
@@ -430,9 +394,8 @@ def test_a_stop_does_not_wait_for_servers_that_do_not_come_back(bench: type[Benc
 # The ledger of a checkpoint
 
 
-def test_a_checkpoints_ledger_is_at_the_cut_and_not_at_the_reports(bench: type[Bench]) -> None:
-    job = bench(num_workers=2)
-    job.up(2)
+def test_a_checkpoints_ledger_is_at_the_cut_and_not_at_the_reports() -> None:
+    job = Bench.running(2, num_workers=2)
     first, second, other = job.lease(0), job.lease(0), job.lease(1)
     job.progress(0, first, 8)
     job.put(e.CheckpointRequested(0))
@@ -444,7 +407,7 @@ def test_a_checkpoints_ledger_is_at_the_cut_and_not_at_the_reports(bench: type[B
         },
     )
     assert job.total["trained"] == 8
-    again = bench()
+    again = Bench()
     again.start(ledger=save.ledger)
     assert again.total["trained"] == 16 + 8 + 16
     again.attach(again.ps(0), again.worker(2))
@@ -455,11 +418,10 @@ def test_a_checkpoints_ledger_is_at_the_cut_and_not_at_the_reports(bench: type[B
     assert again.total["lost"] == 0
 
 
-def test_a_resumed_job_keeps_cut_and_order_and_may_have_more_epochs(bench: type[Bench]) -> None:
-    job = bench(shuffle="records", seed=7, records_per_task=8)
-    job.up()
+def test_a_resumed_job_keeps_cut_and_order_and_may_have_more_epochs() -> None:
+    job = Bench.running(shuffle="records", seed=7, records_per_task=8)
     seen = [(present(lease.shard).begin, lease.order_seed) for lease in (job.lease(), job.lease())]
-    again = bench(shuffle="records", seed=8, records_per_task=32, num_epochs=2)
+    again = Bench(shuffle="records", seed=8, records_per_task=32, num_epochs=2)
     again.start(ledger=job.state.ledger_json())
     again.attach(again.ps(0), again.worker(1))
     leases = [again.lease(1), again.lease(1)]
@@ -470,11 +432,10 @@ def test_a_resumed_job_keeps_cut_and_order_and_may_have_more_epochs(bench: type[
     assert [epoch.trained for epoch in again.state.receipt().epochs] == [64, 64]
 
 
-def test_shard_ids_are_not_used_again_after_a_resume(bench: type[Bench]) -> None:
-    job = bench(num_epochs=2)
-    job.up()
+def test_shard_ids_are_not_used_again_after_a_resume() -> None:
+    job = Bench.running(num_epochs=2)
     job.train_all()
-    again = bench(num_epochs=3)
+    again = Bench(num_epochs=3)
     again.start(ledger=job.state.ledger_json())
     again.attach(again.ps(0), again.worker(1))
     assert present(again.lease(1).shard).id == 8
@@ -483,12 +444,9 @@ def test_shard_ids_are_not_used_again_after_a_resume(bench: type[Bench]) -> None
 @pytest.mark.parametrize(
     "now", [(Source("a", 65),), (Source("a", 64, "other"),), (Source("a", 64), Source("b", 1)), ()]
 )
-def test_a_resume_on_other_data_is_refused_in_words(
-    bench: type[Bench], now: tuple[Source, ...]
-) -> None:
-    job = bench()
-    job.up()
-    again = bench()
+def test_a_resume_on_other_data_is_refused_in_words(now: tuple[Source, ...]) -> None:
+    job = Bench.running()
+    again = Bench()
     again.start(ledger=job.state.ledger_json(), training=now)
     assert again.end.exit_code == ExitCode.JOB_FAILED
     assert "the training data changed since the checkpoint" in again.end.message
@@ -502,35 +460,29 @@ def test_a_resume_on_other_data_is_refused_in_words(
         lambda text: text.replace('"format": 1', '"format": 9'),
     ],
 )
-def test_a_ledger_that_cannot_be_read_is_refused_in_words(
-    bench: type[Bench], damage: Callable[..., Any]
-) -> None:
-    job = bench()
-    job.up()
-    again = bench()
+def test_a_ledger_that_cannot_be_read_is_refused_in_words(damage: Callable[..., Any]) -> None:
+    job = Bench.running()
+    again = Bench()
     again.start(ledger=damage(job.state.ledger_json()))
     assert again.end.exit_code == ExitCode.JOB_FAILED
     assert "ledger" in again.end.message
 
 
-def test_a_cut_that_nobody_waits_for_is_dropped(bench: type[Bench]) -> None:
-    job = bench()
-    job.up()
+def test_a_cut_that_nobody_waits_for_is_dropped() -> None:
+    job = Bench.running()
     assert c.DropSnapshot(SnapshotId(42)) in job.put(e.SnapshotCut(0, SnapshotId(42), 1, {}))
     job.put(e.SnapshotFailed(0, SnapshotId(42), "x"))
     assert not job.said("no checkpoint")
 
 
-def test_the_ledger_is_json_of_plain_values(bench: type[Bench]) -> None:
-    job = bench()
-    job.up()
+def test_the_ledger_is_json_of_plain_values() -> None:
+    job = Bench.running()
     job.lease()
     assert json.loads(job.state.ledger_json())["counts"][0]["expected"] == 64
 
 
-def test_a_shard_that_is_whole_within_the_cut_is_done_in_its_ledger(bench: type[Bench]) -> None:
-    job = bench()
-    job.up()
+def test_a_shard_that_is_whole_within_the_cut_is_done_in_its_ledger() -> None:
+    job = Bench.running()
     lease = job.lease()
     job.put(e.VersionAdvanced(0, 1))
     job.put(e.CheckpointRequested(0))

@@ -516,9 +516,7 @@ def test_an_unfinished_command_is_known_by_its_event(life: Life) -> None:
     }
 
 
-def test_a_replaced_master_learns_of_a_run_that_was_begun_anew(
-    replaced: tuple[Life, Life],
-) -> None:
+def test_a_replaced_master_learns_of_a_run_that_was_begun_anew(replaced: tuple[Life, Life]) -> None:
     """The later run removes the marks of the earlier one, and nobody removes its own."""
     old, _ = replaced
     anew = Life(old.directory, 3, header=Header("another launch", 5), limits=JournalLimits())

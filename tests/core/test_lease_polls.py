@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,7 @@ from elasticdl.master.gateway.lease_polls import LeasePolls
 from elasticdl.rpc.conversation import Finished, Wait
 from elasticdl.shard import Lease, Shard, ShardId, Task
 
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.core, pytest.mark.timeout(30)]
 
 WORKER = ProcessName(Role.WORKER, 1)
 
@@ -38,19 +37,11 @@ class Bench:
         return asyncio.create_task(self.polls.poll(WORKER, sequence, wait_s))
 
 
-def on_loop(test: Callable[[Bench], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    def run() -> None:
-        async def within() -> None:
-            async with asyncio.timeout(20):
-                await test(Bench())
-
-        asyncio.run(within())
-
-    run.__name__ = test.__name__
-    return run
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
 
 
-@on_loop
 async def test_thousands_that_wait_are_asked_for_in_turns(bench: Bench) -> None:
     workers = [ProcessName(Role.WORKER, index) for index in range(40)]
     polls = [asyncio.create_task(bench.polls.poll(one, 1, 5.0)) for one in workers]
@@ -88,7 +79,6 @@ async def ended(polls: list[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*polls, return_exceptions=True)
 
 
-@on_loop
 async def test_each_lease_has_one_more_worker_asked_for_until_it_was_everyones_turn(
     bench: Bench,
 ) -> None:
@@ -103,7 +93,6 @@ async def test_each_lease_has_one_more_worker_asked_for_until_it_was_everyones_t
     await ended(polls)
 
 
-@on_loop
 async def test_a_lease_has_nobody_else_asked_for_where_all_were(bench: Bench) -> None:
     workers, polls = await waiting(bench, 3)
     bench.polls.answer(workers[2], lease(2))
@@ -116,14 +105,12 @@ async def test_a_lease_has_nobody_else_asked_for_where_all_were(bench: Bench) ->
     await ended(polls)
 
 
-@on_loop
 async def test_an_answer_that_nobody_waits_for_is_told_as_such(bench: Bench) -> None:
     for answer in (Finished(), Wait("nothing to do"), lease(1)):
         assert not bench.polls.answer(WORKER, answer)
     assert bench.returned == [lease(1)]
 
 
-@on_loop
 async def test_nothing_is_kept_of_a_worker_that_left(bench: Bench) -> None:
     poll = bench.poll(1)
     await asyncio.sleep(0)
@@ -137,7 +124,6 @@ async def test_nothing_is_kept_of_a_worker_that_left(bench: Bench) -> None:
     assert bench.polls.revoked(WORKER) == 1
 
 
-@on_loop
 async def test_revocations_go_on_from_what_an_earlier_master_counted(bench: Bench) -> None:
     bench.polls.restore(WORKER, 0)
     poll = bench.poll(1)
@@ -155,7 +141,6 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-@on_loop
 async def test_a_lease_reaches_the_worker_that_waits(bench: Bench) -> None:
     poll = bench.poll(1)
     await settle()
@@ -165,7 +150,6 @@ async def test_a_lease_reaches_the_worker_that_waits(bench: Bench) -> None:
     assert bench.returned == []
 
 
-@on_loop
 async def test_a_repeated_request_gets_the_answer_that_was_lost_on_its_way(bench: Bench) -> None:
     poll = bench.poll(1)
     await settle()
@@ -176,7 +160,6 @@ async def test_a_repeated_request_gets_the_answer_that_was_lost_on_its_way(bench
     assert bench.returned == []
 
 
-@on_loop
 async def test_a_lease_tells_how_often_leases_were_voided_before_it(bench: Bench) -> None:
     for number in range(3):
         poll = bench.poll(number + 1)
@@ -186,7 +169,6 @@ async def test_a_lease_tells_how_often_leases_were_voided_before_it(bench: Bench
         assert bench.polls.revoked(WORKER) == number + 1
 
 
-@on_loop
 async def test_the_next_request_gets_another_lease(bench: Bench) -> None:
     for number in (1, 2):
         poll = bench.poll(number)
@@ -195,7 +177,6 @@ async def test_the_next_request_gets_another_lease(bench: Bench) -> None:
         assert await poll == lease(number)
 
 
-@on_loop
 async def test_a_request_that_does_not_wait_is_answered_when_the_core_has_decided(
     bench: Bench,
 ) -> None:
@@ -214,7 +195,6 @@ async def test_a_request_that_does_not_wait_is_answered_when_the_core_has_decide
     assert bench.returned == []
 
 
-@on_loop
 async def test_a_lease_for_a_call_that_did_not_wait_and_was_cancelled_goes_back(
     bench: Bench,
 ) -> None:
@@ -226,7 +206,6 @@ async def test_a_lease_for_a_call_that_did_not_wait_and_was_cancelled_goes_back(
     assert bench.returned == [lease(7)]
 
 
-@on_loop
 async def test_a_lease_whose_call_was_cancelled_before_it_came_goes_back(bench: Bench) -> None:
     poll = bench.poll(1)
     await settle()
@@ -236,7 +215,6 @@ async def test_a_lease_whose_call_was_cancelled_before_it_came_goes_back(bench: 
     assert bench.returned == [lease(7)]
 
 
-@on_loop
 async def test_a_lease_that_comes_in_the_moment_of_the_cancellation_goes_back(bench: Bench) -> None:
     poll = bench.poll(1)
     await settle()
@@ -251,7 +229,6 @@ async def test_a_lease_that_comes_in_the_moment_of_the_cancellation_goes_back(be
     assert await again == lease(8)
 
 
-@on_loop
 async def test_a_lease_taken_by_a_retry_does_not_go_back_when_the_first_call_is_cancelled(
     bench: Bench,
 ) -> None:
@@ -266,7 +243,6 @@ async def test_a_lease_taken_by_a_retry_does_not_go_back_when_the_first_call_is_
     assert bench.returned == []
 
 
-@on_loop
 async def test_a_retry_joins_the_question_that_is_already_asked(bench: Bench) -> None:
     first = bench.poll(1)
     await settle()
@@ -279,7 +255,6 @@ async def test_a_retry_joins_the_question_that_is_already_asked(bench: Bench) ->
     assert bench.returned == []
 
 
-@on_loop
 async def test_who_waits_is_told_the_reason_when_the_time_is_over(bench: Bench) -> None:
     poll = bench.poll(1, wait_s=0.01)
     await settle()
@@ -289,7 +264,6 @@ async def test_who_waits_is_told_the_reason_when_the_time_is_over(bench: Bench) 
     assert bench.returned == [lease(7)]
 
 
-@on_loop
 async def test_who_got_nothing_is_asked_for_again_when_work_appears(bench: Bench) -> None:
     poll = bench.poll(1)
     await settle()
@@ -302,7 +276,6 @@ async def test_who_got_nothing_is_asked_for_again_when_work_appears(bench: Bench
     assert await poll == Finished()
 
 
-@on_loop
 async def test_work_for_one_of_thousands_that_wait_costs_few_requests_and_reaches_any(
     bench: Bench,
 ) -> None:
@@ -332,7 +305,6 @@ async def test_work_for_one_of_thousands_that_wait_costs_few_requests_and_reache
         poll.cancel()
 
 
-@on_loop
 async def test_while_there_is_work_the_next_ones_that_wait_follow_at_once(bench: Bench) -> None:
     names = [ProcessName(Role.WORKER, number) for number in range(200)]
     polls = [asyncio.create_task(bench.polls.poll(name, 1, 20.0)) for name in names]
@@ -349,7 +321,6 @@ async def test_while_there_is_work_the_next_ones_that_wait_follow_at_once(bench:
     assert sorted(shards) == list(range(200))
 
 
-@on_loop
 async def test_a_lease_without_a_shard_is_kept_for_its_worker(bench: Bench) -> None:
     poll = bench.poll(1)
     await settle()
@@ -361,7 +332,6 @@ async def test_a_lease_without_a_shard_is_kept_for_its_worker(bench: Bench) -> N
     assert await bench.poll(1) == SUMMARY
 
 
-@on_loop
 async def test_a_worker_that_left_waits_no_more_and_its_leases_are_not_returned_twice(
     bench: Bench,
 ) -> None:

@@ -38,15 +38,14 @@ def slow(job: Bench, index: int, times: float) -> None:
 
 def open_round(job: Bench, version: int = 10) -> None:
     job.put(e.VersionAdvanced(0, version))
-    job.put(e.SnapshotCut(0, job.of(c.TakeSnapshot)[-1].snapshot, version + 1, {}))
+    job.cut(version + 1)
 
 
 # what is left
 
 
-def test_the_others_need_for_the_rest_what_their_usual_pace_says(bench: type[Bench]) -> None:
-    job = bench(num_workers=4)
-    job.up(4)
+def test_the_others_need_for_the_rest_what_their_usual_pace_says() -> None:
+    job = Bench.running(4, num_workers=4)
     assert leasing_of(job).left_s(worker(0)) is None, "nobody has told"
     leasing = paced(job, {0: 9.0, 1: 0.5, 2: 1.5, 3: 7.0})
     slow(job, 3, 4.0)
@@ -59,22 +58,20 @@ def test_the_others_need_for_the_rest_what_their_usual_pace_says(bench: type[Ben
     assert leasing.left_s(worker(0)) is None, "nobody else is healthy"
 
 
-def test_a_round_counts_for_the_rest_only_when_training_is_over(bench: type[Bench]) -> None:
-    job = bench(validation_data="v", evaluation_steps=10, num_workers=2)
-    job.up(2)
+def test_a_round_counts_for_the_rest_only_when_training_is_over() -> None:
+    job = Bench.running(2, validation_data="v", evaluation_steps=10, num_workers=2)
     open_round(job)
     leasing = paced(job, {1: 2.0}, Task.EVALUATION)
     assert leasing.left_s(worker(0)) is None
     paced(job, {1: 1.0})
     assert leasing.left_s(worker(0)) == pytest.approx(64 * 1.0)
-    only = bench(Action.EVALUATE, num_workers=2)
-    only.up(2)
+    only = Bench.running(2, action=Action.EVALUATE, num_workers=2)
     leasing = paced(only, {1: 2.0}, Task.EVALUATION)
     assert leasing.left_s(worker(0)) == pytest.approx(16 * 2.0)
 
 
-def test_nothing_is_left_before_and_between_rounds(bench: type[Bench]) -> None:
-    job = bench()
+def test_nothing_is_left_before_and_between_rounds() -> None:
+    job = Bench()
     assert leasing_of(job).left_s(worker(0)) is None
     job.up()
     paced(job, {0: 1.0})
@@ -96,10 +93,9 @@ def test_nothing_is_left_before_and_between_rounds(bench: type[Bench]) -> None:
     ],
 )
 def test_a_slow_worker_gets_no_shard_that_it_would_end_last(
-    bench: type[Bench], own_s: float | None, times: float, left: int, last: bool
+    own_s: float | None, times: float, left: int, last: bool
 ) -> None:
-    job = bench(num_workers=2)
-    job.up(2)
+    job = Bench.running(2, num_workers=2)
     for _ in range((64 - left) // 16):
         job.finish(1, job.lease(1))
     if left % 16:
@@ -112,23 +108,19 @@ def test_a_slow_worker_gets_no_shard_that_it_would_end_last(
     assert (work.remaining, leasing._would_be_last(worker(0), work)) == (left, last)
 
 
-def test_a_slow_worker_may_have_a_shard_while_nothing_is_known_of_others(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_workers=2)
-    job.up(2)
+def test_a_slow_worker_may_have_a_shard_while_nothing_is_known_of_others() -> None:
+    job = Bench.running(2, num_workers=2)
     slow(job, 0, 4.0)
     work = present(job.state._parts.context.work)
     assert not leasing_of(job)._would_be_last(worker(0), work)
     assert not leasing_of(job)._would_be_last(worker(7), work), "nobody knows it"
 
 
-def test_synchronous_steps_do_without_a_slow_worker_if_there_are_others(
-    bench: type[Bench],
-) -> None:
+def test_synchronous_steps_do_without_a_slow_worker_if_there_are_others() -> None:
     for number in (1, 2):
-        job = bench(num_workers=number, sync=True, validation_data="v", evaluation_steps=10)
-        job.up(number)
+        job = Bench.running(
+            number, num_workers=number, sync=True, validation_data="v", evaluation_steps=10
+        )
         slow(job, 0, 4.0)
         open_round(job)
         parts = job.state._parts
@@ -138,9 +130,8 @@ def test_synchronous_steps_do_without_a_slow_worker_if_there_are_others(
         assert not leasing._would_be_last(worker(0), present(parts.evaluation.round).ledger)
 
 
-def test_a_slow_worker_evaluates_nothing_that_others_end_sooner(bench: type[Bench]) -> None:
-    job = bench(validation_data="v", evaluation_steps=10, num_workers=2)
-    job.up(2)
+def test_a_slow_worker_evaluates_nothing_that_others_end_sooner() -> None:
+    job = Bench.running(2, validation_data="v", evaluation_steps=10, num_workers=2)
     open_round(job)
     paced(job, {1: 1.0}, Task.EVALUATION)
     slow(job, 0, 4.0)
@@ -151,9 +142,10 @@ def test_a_slow_worker_evaluates_nothing_that_others_end_sooner(bench: type[Benc
 # who holds what
 
 
-def test_leases_of_all_kinds_count_and_revoked_ones_do_not(bench: type[Bench]) -> None:
-    job = bench(validation_data="v", evaluation_steps=10, num_workers=2, records_per_task=8)
-    job.up(2)
+def test_leases_of_all_kinds_count_and_revoked_ones_do_not() -> None:
+    job = Bench.running(
+        2, validation_data="v", evaluation_steps=10, num_workers=2, records_per_task=8
+    )
     leasing = leasing_of(job)
     assert (leasing.leases_of(worker(0)), leasing.idle_workers()) == (0, [worker(0), worker(1)])
     trained = job.lease()
@@ -178,9 +170,8 @@ def test_leases_of_all_kinds_count_and_revoked_ones_do_not(bench: type[Bench]) -
     assert leasing.idle_workers() == [worker(0)]
 
 
-def test_a_worker_holds_as_many_leases_more_as_a_step_has_gradients(bench: type[Bench]) -> None:
-    job = bench(num_workers=3, sync=True, grads_to_wait=3, records_per_task=8)
-    job.up(3)
+def test_a_worker_holds_as_many_leases_more_as_a_step_has_gradients() -> None:
+    job = Bench.running(3, num_workers=3, sync=True, grads_to_wait=3, records_per_task=8)
     assert job.spec.gradients_per_step == 3
     for _ in range(2 + 3):
         job.lease()
@@ -190,10 +181,8 @@ def test_a_worker_holds_as_many_leases_more_as_a_step_has_gradients(bench: type[
 # why there is none
 
 
-def test_why_nothing_is_leased_while_records_are_counted_and_when_all_are_leased(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_workers=2, records_per_task=32, num_ps_pods=1)
+def test_why_nothing_is_leased_while_records_are_counted_and_when_all_are_leased() -> None:
+    job = Bench(num_workers=2, records_per_task=32, num_ps_pods=1)
     assert leasing_of(job).idle_reason() == "counting records"
     job.up(2)
     first = job.lease()
@@ -209,14 +198,15 @@ def test_why_nothing_is_leased_while_records_are_counted_and_when_all_are_leased
     assert leasing_of(job).idle_reason() == f"the job is {job.state.status().phase}"
 
 
-def test_why_nothing_is_leased_during_a_round(bench: type[Bench]) -> None:
-    job = bench(validation_data="v", evaluation_steps=10, num_workers=2, records_per_task=64)
-    job.up(2)
+def test_why_nothing_is_leased_during_a_round() -> None:
+    job = Bench.running(
+        2, validation_data="v", evaluation_steps=10, num_workers=2, records_per_task=64
+    )
     assert leasing_of(job).idle_reason() == "the job is working"
     trained = job.lease()
     job.put(e.VersionAdvanced(0, 10))
     assert leasing_of(job).idle_reason() == "waiting for the frozen view of evaluation round 0"
-    job.put(e.SnapshotCut(0, job.of(c.TakeSnapshot)[-1].snapshot, 11, {}))
+    job.cut(11)
     evaluated = job.lease(1)
     assert leasing_of(job).idle_reason() == (
         "evaluation round 0 is computing metrics; all shards are assigned"
@@ -239,10 +229,8 @@ def test_why_nothing_is_leased_during_a_round(bench: type[Bench]) -> None:
 # first progress
 
 
-def test_the_first_progress_has_the_time_since_ready_and_since_the_lease(
-    bench: type[Bench],
-) -> None:
-    job = bench()
+def test_the_first_progress_has_the_time_since_ready_and_since_the_lease() -> None:
+    job = Bench()
     job.tick(1.0)
     job.up()
     job.tick(2.0)
@@ -258,11 +246,8 @@ def test_the_first_progress_has_the_time_since_ready_and_since_the_lease(
 # what comes back
 
 
-def test_a_validation_shard_that_never_reached_its_worker_is_leased_again(
-    bench: type[Bench],
-) -> None:
-    job = bench(validation_data="v", evaluation_steps=10, num_workers=2, num_epochs=9)
-    job.up(2)
+def test_a_validation_shard_that_never_reached_its_worker_is_leased_again() -> None:
+    job = Bench.running(2, validation_data="v", evaluation_steps=10, num_workers=2, num_epochs=9)
     open_round(job)
     lease = job.lease()
     shard = present(lease.shard).id
@@ -276,36 +261,32 @@ def test_a_validation_shard_that_never_reached_its_worker_is_leased_again(
     assert sum(context.dropped.values()) == 1, "it is not its lease any more"
 
 
-def test_a_server_is_no_worker(bench: type[Bench]) -> None:
-    job = bench()
-    job.up()
+def test_a_server_is_no_worker() -> None:
+    job = Bench.running()
     assert job.of(c.RevokeLeases, job.put(e.LeaseRequested(0, ps(0))))
 
 
-def test_nothing_is_kept_of_the_pace_of_a_worker_that_is_gone(bench: type[Bench]) -> None:
-    job = bench(num_workers=2)
-    job.up(2)
+def test_nothing_is_kept_of_the_pace_of_a_worker_that_is_gone() -> None:
+    job = Bench.running(2, num_workers=2)
     leasing = paced(job, {0: 1.0, 1: 1.0})
     job.die(worker(0))
     assert not leasing.paces.knows(worker(0), Task.TRAINING)
     assert leasing.paces.knows(worker(1), Task.TRAINING)
 
 
-def test_only_training_under_way_ends_early_and_once(bench: type[Bench]) -> None:
-    job = bench()
+def test_only_training_under_way_ends_early_and_once() -> None:
+    job = Bench()
     assert not leasing_of(job).stop_early("no data yet")
     job.up()
     assert leasing_of(job).stop_early("enough")
     assert job.state._parts.context.ended_early == "enough"
     assert not leasing_of(job).stop_early("again")
-    predicting = bench(Action.PREDICT)
-    predicting.up()
+    predicting = Bench.running(action=Action.PREDICT)
     assert not leasing_of(predicting).stop_early("it is not training")
 
 
-def test_no_shard_is_leased_while_a_stopped_job_ends(bench: type[Bench]) -> None:
-    job = bench(checkpoint_steps=100, num_workers=2)
-    job.up(2)
+def test_no_shard_is_leased_while_a_stopped_job_ends() -> None:
+    job = Bench.running(2, checkpoint_steps=100, num_workers=2)
     job.finish(0, job.lease())
     job.put(e.StopRequested(0, "Ctrl-C"))
     assert job.state.status().phase != "working"
@@ -313,9 +294,8 @@ def test_no_shard_is_leased_while_a_stopped_job_ends(bench: type[Bench]) -> None
     assert leasing_of(job)._work_lease(worker(1)) is None
 
 
-def test_a_limit_is_five_minutes_where_a_model_may_have_to_be_compiled(bench: type[Bench]) -> None:
-    job = bench()
-    job.up()
+def test_a_limit_is_five_minutes_where_a_model_may_have_to_be_compiled() -> None:
+    job = Bench.running()
     leasing, process = leasing_of(job), present(job.state._parts.context.worker(worker(0)))
     assert leasing.limits.limit_s(process) is None, "it holds nothing"
     job.lease()
@@ -323,9 +303,8 @@ def test_a_limit_is_five_minutes_where_a_model_may_have_to_be_compiled(bench: ty
     assert leasing.limits.limit_s(process, compiles=False) == 30.0
 
 
-def test_a_worker_that_only_waits_for_others_in_a_step_has_no_limit(bench: type[Bench]) -> None:
-    job = bench(num_workers=2, sync=True, minibatch_size=16)
-    job.up(2)
+def test_a_worker_that_only_waits_for_others_in_a_step_has_no_limit() -> None:
+    job = Bench.running(2, num_workers=2, sync=True, minibatch_size=16)
     job.lease(0)
     job.lease(1)
     job.put(e.StepDelayed(0, "a step waits for worker-1", (worker(1),)))
@@ -334,20 +313,16 @@ def test_a_worker_that_only_waits_for_others_in_a_step_has_no_limit(bench: type[
     assert limits.limit_s(present(context.worker(worker(1)))) == 300.0
 
 
-def test_nobody_is_told_that_leases_of_a_worker_that_is_gone_are_void(bench: type[Bench]) -> None:
-    job = bench()
-    job.up()
+def test_nobody_is_told_that_leases_of_a_worker_that_is_gone_are_void() -> None:
+    job = Bench.running()
     orders = job.state._parts.context.orders
     leasing_of(job).revocation.revoke(worker(7), "slow")
     assert orders.take() == []
 
 
 @pytest.mark.parametrize("phase", [Phase.WORKING, Phase.CHECKPOINTING])
-def test_training_resumes_from_an_earlier_ledger_only_if_it_was_over(
-    bench: type[Bench], phase: Phase
-) -> None:
-    job = bench()
-    job.up()
+def test_training_resumes_from_an_earlier_ledger_only_if_it_was_over(phase: Phase) -> None:
+    job = Bench.running()
     job.finish(0, job.lease())
     parts = job.state._parts
     context = parts.context
@@ -359,9 +334,8 @@ def test_training_resumes_from_an_earlier_ledger_only_if_it_was_over(
     assert job.total["repeated"] == 0 and job.total["trained"] == 0
 
 
-def test_what_books_nothing_is_no_progress_of_a_worker(bench: type[Bench]) -> None:
-    job = bench(max_bad_records=9)
-    job.up()
+def test_what_books_nothing_is_no_progress_of_a_worker() -> None:
+    job = Bench.running(max_bad_records=9)
     lease = job.lease()
     process = present(job.state._parts.context.worker(worker(0)))
     job.put(e.ProgressReported(0, worker(0), Task.TRAINING, Applied(ShardId(999), 0, 8)))

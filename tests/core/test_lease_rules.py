@@ -30,9 +30,10 @@ def parts_of(job: Bench, index: int = 0) -> tuple[Leasing, Process]:
 # a lease for a worker whose ring stands still
 
 
-def test_a_worker_whose_ring_stands_still_gets_two_leases_for_itself(bench: type[Bench]) -> None:
-    job = bench(Action.EVALUATE, num_workers=2, minibatch_size=4, records_per_task=4)
-    job.up(2)
+def test_a_worker_whose_ring_stands_still_gets_two_leases_for_itself() -> None:
+    job = Bench.running(
+        2, action=Action.EVALUATE, num_workers=2, minibatch_size=4, records_per_task=4
+    )
     (leasing, process), orders = parts_of(job), job.state._parts.context.orders
     process.revoked, process.busy_since_s = True, 1.0
     assert leasing.apart(e.LeaseRequested(7.0, worker(0)))
@@ -46,9 +47,8 @@ def test_a_worker_whose_ring_stands_still_gets_two_leases_for_itself(bench: type
     assert [type(one) for one in orders.take()] == [c.GrantLease]
 
 
-def test_a_worker_whose_ring_stands_still_gets_no_shard_of_training(bench: type[Bench]) -> None:
-    job = bench()
-    job.up()
+def test_a_worker_whose_ring_stands_still_gets_no_shard_of_training() -> None:
+    job = Bench.running()
     leasing, process = parts_of(job)
     process.revoked = True
     assert not leasing.apart(e.LeaseRequested(7.0, worker(0)))
@@ -58,9 +58,8 @@ def test_a_worker_whose_ring_stands_still_gets_no_shard_of_training(bench: type[
 # a slow worker
 
 
-def test_a_slow_worker_is_told_so_while_there_is_something_to_lease(bench: type[Bench]) -> None:
-    job = bench()
-    job.up()
+def test_a_slow_worker_is_told_so_while_there_is_something_to_lease() -> None:
+    job = Bench.running()
     leasing, process = parts_of(job)
     assert leasing._slow_reason(process) == ""
     process.slow_times = 4.0
@@ -68,9 +67,8 @@ def test_a_slow_worker_is_told_so_while_there_is_something_to_lease(bench: type[
     assert leasing._slow_reason(process) == reason
 
 
-def test_a_slow_worker_is_told_so_before_the_last_epoch_is_opened(bench: type[Bench]) -> None:
-    job = bench(num_workers=2, num_epochs=2)
-    job.up(2)
+def test_a_slow_worker_is_told_so_before_the_last_epoch_is_opened() -> None:
+    job = Bench.running(2, num_workers=2, num_epochs=2)
     for index in (0, 0, 1, 1):
         job.lease(index)
     leasing, process = parts_of(job)
@@ -80,16 +78,14 @@ def test_a_slow_worker_is_told_so_before_the_last_epoch_is_opened(bench: type[Be
     assert "is slow" in leasing._slow_reason(process)
 
 
-def test_a_slow_worker_hears_nothing_of_it_where_nothing_is_left(bench: type[Bench]) -> None:
-    job = bench(num_workers=2)
-    job.up(2)
+def test_a_slow_worker_hears_nothing_of_it_where_nothing_is_left() -> None:
+    job = Bench.running(2, num_workers=2)
     for index in (0, 0, 1, 1):
         job.lease(index)
     leasing, process = parts_of(job)
     process.slow_times = 4.0
     assert leasing._slow_reason(process) == ""
-    evaluating = bench(Action.EVALUATE)
-    evaluating.up()
+    evaluating = Bench.running(action=Action.EVALUATE)
     leasing, process = parts_of(evaluating)
     process.slow_times = 4.0
     assert leasing._slow_reason(process) == ""
@@ -98,9 +94,8 @@ def test_a_slow_worker_hears_nothing_of_it_where_nothing_is_left(bench: type[Ben
 # progress
 
 
-def test_new_records_are_booked_by_who_did_them(bench: type[Bench]) -> None:
-    job = bench(num_workers=2)
-    job.up(2)
+def test_new_records_are_booked_by_who_did_them() -> None:
+    job = Bench.running(2, num_workers=2)
     (leasing, process), (_, other) = parts_of(job), parts_of(job, 1)
     seen: list[Any] = []
     parts: Any = job.state._parts
@@ -131,9 +126,8 @@ def failed(job: Bench, index: int = 0, task: Task | None = Task.TRAINING, **more
     return job.state._parts
 
 
-def test_a_worker_whose_code_failed_is_about_to_end(bench: type[Bench]) -> None:
-    job = bench()
-    job.up()
+def test_a_worker_whose_code_failed_is_about_to_end() -> None:
+    job = Bench.running()
     job.tick(10.0)
     parts = failed(job, task=None)
     _, process = parts_of(job)
@@ -148,9 +142,8 @@ def test_a_worker_whose_code_failed_is_about_to_end(bench: type[Bench]) -> None:
     )
 
 
-def test_a_failure_of_a_worker_that_leaves_does_not_give_it_more_time(bench: type[Bench]) -> None:
-    job = bench(num_workers="1:2")
-    job.up(2)
+def test_a_failure_of_a_worker_that_leaves_does_not_give_it_more_time() -> None:
+    job = Bench.running(2, num_workers="1:2")
     job.put(e.ScaleRequested(0, 1, 1))
     _, leaving = parts_of(job, 1)
     assert leaving.life is Life.STOPPING
@@ -160,33 +153,29 @@ def test_a_failure_of_a_worker_that_leaves_does_not_give_it_more_time(bench: typ
     assert leaving.failure_reported and leaving.deadline_s == deadline_s
 
 
-def test_a_failure_of_nobody_is_dropped(bench: type[Bench]) -> None:
-    job = bench(max_relaunches=0)
-    job.up()
+def test_a_failure_of_nobody_is_dropped() -> None:
+    job = Bench.running(max_relaunches=0)
     parts = failed(job, 7, None)
     assert parts.context.dropped == {DropCause.ENDED_PROCESS: 1}
     assert not [one for one in job.of(c.Announce) if one.kind == "task"]
     assert job.state.status().exit_code is None
 
 
-def test_a_failure_that_ends_the_job_counts_against_nothing_else(bench: type[Bench]) -> None:
-    job = bench(max_relaunches=0)
-    job.up()
+def test_a_failure_that_ends_the_job_counts_against_nothing_else() -> None:
+    job = Bench.running(max_relaunches=0)
     parts = failed(job, task=None, fatal=True)
     assert (parts.context.outcome.message, parts.context.budgets.user_errors) == (
         "ValueError: no",
         0,
     )
-    job = bench(max_relaunches=0)
-    job.up()
+    job = Bench.running(max_relaunches=0)
     parts = failed(job, task=None)
     assert "--max-relaunches 0" in parts.context.outcome.message
     assert "fix the model module" in parts.context.outcome.hint
 
 
-def test_a_failure_in_a_shard_counts_against_the_shard_alone(bench: type[Bench]) -> None:
-    job = bench(max_relaunches=0, max_failed_shards=1)
-    job.up()
+def test_a_failure_in_a_shard_counts_against_the_shard_alone() -> None:
+    job = Bench.running(max_relaunches=0, max_failed_shards=1)
     lease = job.lease()
     shard = present(lease.shard).id
     job.put(e.TaskFailed(0, worker(0), Task.TRAINING, shard, 0, "ValueError: no"))
@@ -197,9 +186,8 @@ def test_a_failure_in_a_shard_counts_against_the_shard_alone(bench: type[Bench])
     )
 
 
-def test_a_shard_that_ends_short_too_often_is_given_up(bench: type[Bench]) -> None:
-    job = bench(max_failed_shards=1)
-    job.up()
+def test_a_shard_that_ends_short_too_often_is_given_up() -> None:
+    job = Bench.running(max_failed_shards=1)
     for attempt in range(3):
         assert not job.state._parts.context.given_up
         lease = job.lease()
@@ -225,52 +213,45 @@ BLAME = Blame("it ended", None)
 FENCE = c.FenceWorker(worker(0))
 
 
-def test_what_a_lost_worker_trained_is_asked_of_the_servers(bench: type[Bench]) -> None:
+def test_what_a_lost_worker_trained_is_asked_of_the_servers() -> None:
     for blame in (BLAME, None):
-        job = bench()
-        job.up()
+        job = Bench.running()
         job.lease()
         assert gone(job, blame) == (blame is not None, [Stage.SETTLING], [FENCE])
-    job = bench()
-    job.up()
+    job = Bench.running()
     assert gone(job, BLAME) == (False, [], [FENCE]), "a push may be on its way"
-    job = bench()
-    job.up()
+    job = Bench.running()
     parts_of(job)[1].finished = True
     assert gone(job, BLAME) == (False, [], [])
 
 
-def test_what_a_lost_worker_predicted_is_taken_back_at_once(bench: type[Bench]) -> None:
+def test_what_a_lost_worker_predicted_is_taken_back_at_once() -> None:
     for blame in (BLAME, None):
-        job = bench(Action.PREDICT)
-        job.up()
+        job = Bench.running(action=Action.PREDICT)
         lease = job.lease()
         assert gone(job, blame) == (blame is not None, [], [])
         work = present(job.state._parts.context.work)
         assert present(lease.shard).id in [one.shard.id for one in work.returned]
-    job = bench(Action.PREDICT)
-    job.up()
+    job = Bench.running(action=Action.PREDICT)
     assert gone(job, BLAME) == (False, [], []), "it held nothing"
 
 
-def test_what_a_leaving_worker_did_not_predict_is_leased_again_at_once(bench: type[Bench]) -> None:
-    job = bench(Action.PREDICT, num_workers=2)
-    job.up(2)
+def test_what_a_leaving_worker_did_not_predict_is_leased_again_at_once() -> None:
+    job = Bench.running(2, action=Action.PREDICT, num_workers=2)
     lease = job.lease()
     job.put(e.LeaseReturned(0, worker(0), Applied(present(lease.shard).id, 0, 8)))
     again = job.lease(1)
     assert (again.shard, again.attempt, again.offset) == (lease.shard, 1, 8)
 
 
-def test_one_end_blames_one_piece_of_work(bench: type[Bench]) -> None:
+def test_one_end_blames_one_piece_of_work() -> None:
     def ended(*tasks: Task) -> tuple[bool, Blame | None]:
-        job = bench(validation_data="v", evaluation_steps=10, num_workers=2)
-        job.up(2)
+        job = Bench.running(2, validation_data="v", evaluation_steps=10, num_workers=2)
         if Task.TRAINING in tasks:
             job.lease()
         if Task.EVALUATION in tasks:
             job.put(e.VersionAdvanced(0, 10))
-            job.put(e.SnapshotCut(0, job.of(c.TakeSnapshot)[-1].snapshot, 11, {}))
+            job.cut(11)
             assert job.lease().task is Task.EVALUATION
         leasing, process = parts_of(job)
         return leasing.lost(process, "it ended"), leasing._reconciliation.open[worker(0)].blame
@@ -282,9 +263,8 @@ def test_one_end_blames_one_piece_of_work(bench: type[Bench]) -> None:
     assert ended(Task.TRAINING, Task.EVALUATION) == (True, None)
 
 
-def test_a_cause_that_comes_later_is_counted_once(bench: type[Bench]) -> None:
-    job = bench(max_failed_shards=1)
-    job.up()
+def test_a_cause_that_comes_later_is_counted_once() -> None:
+    job = Bench.running(max_failed_shards=1)
     shard = present(job.lease().shard).id
     reconciliation = job.state._parts.leasing._reconciliation
     job.die(worker(0))
@@ -303,22 +283,18 @@ def test_a_cause_that_comes_later_is_counted_once(bench: type[Bench]) -> None:
 
 @pytest.mark.parametrize(("sync", "trained"), [(False, 8), (True, 0)])
 def test_all_servers_have_the_batches_before_the_last_one_of_any_except_in_steps(
-    bench: type[Bench], sync: bool, trained: int
+    sync: bool, trained: int
 ) -> None:
     """In steps a server has gradients that it has not applied."""
-    job = bench(num_ps_pods=2, sync=sync)
-    job.up()
+    job = Bench.running(num_ps_pods=2, sync=sync)
     shard = present(job.lease().shard).id
     job.die(worker(0))
     job.fenced(0, Applied(shard, 0, 16), None)
     assert (job.total["trained"], job.total["repeated"]) == (trained, 16 - trained)
 
 
-def test_what_became_of_a_lost_workers_leases_is_told_of_each_worker_by_itself(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_ps_pods=2, records_per_task=32)
-    job.up()
+def test_what_became_of_a_lost_workers_leases_is_told_of_each_worker_by_itself() -> None:
+    job = Bench.running(num_ps_pods=2, records_per_task=32)
     told = []
     for index, reached in enumerate((8, 24)):
         lease = job.lease(index)
@@ -338,11 +314,8 @@ def test_what_became_of_a_lost_workers_leases_is_told_of_each_worker_by_itself(
     assert told[1].details == {"shards": 1, "trained": 16, "repeated": 4}
 
 
-def test_a_worker_that_failed_and_then_ended_is_asked_about_once_and_the_failure_counts(
-    bench: type[Bench],
-) -> None:
-    job = bench()
-    job.up()
+def test_a_worker_that_failed_and_then_ended_is_asked_about_once_and_the_failure_counts() -> None:
+    job = Bench.running()
     job.lease()
     assert gone(job, None)[2] == [FENCE]
     pending = job.state._parts.leasing._reconciliation.open[worker(0)]
@@ -351,12 +324,10 @@ def test_a_worker_that_failed_and_then_ended_is_asked_about_once_and_the_failure
         assert pending.blame == BLAME
 
 
-def test_who_never_attached_or_has_no_work_holds_nothing(bench: type[Bench]) -> None:
-    job = bench()
-    job.up()
+def test_who_never_attached_or_has_no_work_holds_nothing() -> None:
+    job = Bench.running()
     job.lease()
     parts_of(job)[1].attached = False
     assert gone(job, BLAME) == (False, [Stage.LEASED], [])
-    evaluating = bench(Action.EVALUATE)
-    evaluating.up()
+    evaluating = Bench.running(action=Action.EVALUATE)
     assert gone(evaluating, BLAME) == (False, [], [])

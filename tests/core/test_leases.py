@@ -19,8 +19,8 @@ pytestmark = pytest.mark.core
 USER_ERROR = ExitStatus(exit_code=64, log_tail="ValueError: no")
 
 
-def test_nothing_is_leased_before_every_server_is_there(bench: type[Bench]) -> None:
-    job = bench(num_ps_pods=2)
+def test_nothing_is_leased_before_every_server_is_there() -> None:
+    job = Bench(num_ps_pods=2)
     job.start()
     job.attach(job.ps(0), job.worker(0))
     assert "ps-1" in job.refused()
@@ -28,9 +28,8 @@ def test_nothing_is_leased_before_every_server_is_there(bench: type[Bench]) -> N
     assert job.lease().task is Task.TRAINING
 
 
-def test_a_worker_has_two_leases_at_most(bench: type[Bench]) -> None:
-    job = bench()
-    job.up()
+def test_a_worker_has_two_leases_at_most() -> None:
+    job = Bench.running()
     first = job.lease()
     job.lease()
     assert "2 leases" in job.refused()
@@ -38,9 +37,8 @@ def test_a_worker_has_two_leases_at_most(bench: type[Bench]) -> None:
     job.lease()
 
 
-def test_a_worker_that_nobody_knows_or_that_was_given_up_is_told_so(bench: type[Bench]) -> None:
-    job = bench()
-    job.up()
+def test_a_worker_that_nobody_knows_or_that_was_given_up_is_told_so() -> None:
+    job = Bench.running()
     lease = job.lease()
     job.put(e.ProcessSilent(0, job.worker(0), 10.0))
     for name in (job.worker(0), job.worker(7), job.ps(0)):
@@ -52,9 +50,8 @@ def test_a_worker_that_nobody_knows_or_that_was_given_up_is_told_so(bench: type[
     assert not job.state.may_attach(job.worker(7))
 
 
-def test_a_late_or_repeated_report_counts_nothing(bench: type[Bench]) -> None:
-    job = bench(num_workers=2)
-    job.up(2)
+def test_a_late_or_repeated_report_counts_nothing() -> None:
+    job = Bench.running(2, num_workers=2)
     lease = job.lease(0)
     for _ in range(3):
         job.progress(0, lease, 8)
@@ -65,11 +62,8 @@ def test_a_late_or_repeated_report_counts_nothing(bench: type[Bench]) -> None:
     assert job.total["trained"] == 16
 
 
-def test_a_killed_worker_is_fenced_and_its_rest_is_leased_again_at_the_offset_that_all_servers_have(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_workers=2, num_ps_pods=2)
-    job.up(2)
+def test_the_rest_of_a_killed_workers_shard_is_leased_at_the_offset_that_all_servers_have() -> None:
+    job = Bench.running(2, num_workers=2, num_ps_pods=2)
     lease = job.lease(0)
     job.progress(0, lease, 4)
     commands = job.die(job.worker(0))
@@ -85,20 +79,16 @@ def test_a_killed_worker_is_fenced_and_its_rest_is_leased_again_at_the_offset_th
     assert (job.total["trained"], job.total["repeated"]) == (4, 4)
 
 
-def test_an_unanswered_fence_is_asked_for_again(bench: type[Bench]) -> None:
-    job = bench()
-    job.up()
+def test_an_unanswered_fence_is_asked_for_again() -> None:
+    job = Bench.running()
     job.lease()
     job.die(job.worker(0))
     assert job.of(c.FenceWorker, job.tick(29)) == []
     assert job.of(c.FenceWorker, job.tick(2)) == [c.FenceWorker(job.worker(0))]
 
 
-def test_a_draining_worker_gives_back_its_leases_and_is_settled_by_one_fence(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_workers=2)
-    job.up(2)
+def test_a_draining_worker_gives_back_its_leases_and_is_settled_by_one_fence() -> None:
+    job = Bench.running(2, num_workers=2)
     first, second = job.lease(0), job.lease(0)
     returned = [Applied(present(first.shard).id, 0, 8), Applied(present(second.shard).id, 0, 0)]
     assert job.of(c.FenceWorker, job.put(e.LeaseReturned(0, job.worker(0), returned[0]))) == []
@@ -114,11 +104,8 @@ def test_a_draining_worker_gives_back_its_leases_and_is_settled_by_one_fence(
     assert next(p for p in job.state.status().processes if p.name == "worker-0").cause == "drained"
 
 
-def test_a_lease_that_never_reached_its_worker_goes_back_and_the_worker_goes_on(
-    bench: type[Bench],
-) -> None:
-    job = bench()
-    job.up()
+def test_a_lease_that_never_reached_its_worker_goes_back_and_the_worker_goes_on() -> None:
+    job = Bench.running()
     lease = job.lease()
     commands = job.put(
         e.LeaseReturned(0, job.worker(0), Applied(present(lease.shard).id, 0, 0), taken=False)
@@ -128,11 +115,8 @@ def test_a_lease_that_never_reached_its_worker_goes_back_and_the_worker_goes_on(
     assert (again.shard, again.attempt) == (lease.shard, 1)
 
 
-def test_a_worker_without_progress_is_replaced_after_ten_times_the_usual(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_workers=2, records_per_task=8)
-    job.up(2)
+def test_a_worker_without_progress_is_replaced_after_ten_times_the_usual() -> None:
+    job = Bench.running(2, num_workers=2, records_per_task=8)
     # The first report of each worker includes its compilation and is no measure.
     for index in (0, 1, 0, 1):
         lease = job.lease(index)
@@ -154,11 +138,8 @@ def test_a_worker_without_progress_is_replaced_after_ten_times_the_usual(
     assert (gone.state, gone.cause) == ("ended", "straggler")
 
 
-def test_nobody_is_a_straggler_while_a_server_is_away_or_the_master_was_stopped(
-    bench: type[Bench],
-) -> None:
-    job = bench()
-    job.up()
+def test_nobody_is_a_straggler_while_a_server_is_away_or_the_master_was_stopped() -> None:
+    job = Bench.running()
     job.lease()
     job.die(job.ps(0))
     assert job.of(c.StopProcess, job.tick(1000)) == []
@@ -169,11 +150,8 @@ def test_nobody_is_a_straggler_while_a_server_is_away_or_the_master_was_stopped(
     assert job.of(c.StopProcess, job.tick(301))
 
 
-def test_a_shard_whose_code_fails_three_times_fails_the_job_with_all_reasons(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_workers=1)
-    job.up()
+def test_a_shard_whose_code_fails_three_times_fails_the_job_with_all_reasons() -> None:
+    job = Bench.running(num_workers=1)
     for attempt in range(3):
         lease = job.lease(attempt)
         assert lease.attempt == attempt
@@ -196,11 +174,8 @@ def test_a_shard_whose_code_fails_three_times_fails_the_job_with_all_reasons(
     assert "--max-failed-shards 0" in job.end.message
 
 
-def test_a_shard_that_kills_its_workers_is_parked_within_the_limit_and_the_rest_is_trained(
-    bench: type[Bench],
-) -> None:
-    job = bench(max_failed_shards=1, max_relaunches=0)
-    job.up()
+def test_a_shard_that_kills_its_workers_is_parked_and_the_rest_is_trained() -> None:
+    job = Bench.running(max_failed_shards=1, max_relaunches=0)
     bad = None
     for index in range(30):
         if job.state.status().phase != "working":
@@ -226,9 +201,8 @@ def test_a_shard_that_kills_its_workers_is_parked_within_the_limit_and_the_rest_
     assert story.count("SIGSEGV") == 1 and story.count(": the same") == 2
 
 
-def test_kills_from_outside_never_park_a_shard(bench: type[Bench]) -> None:
-    job = bench()
-    job.up()
+def test_kills_from_outside_never_park_a_shard() -> None:
+    job = Bench.running()
     for index in range(10):
         lease = job.lease(index)
         assert lease.attempt == index
@@ -238,9 +212,8 @@ def test_kills_from_outside_never_park_a_shard(bench: type[Bench]) -> None:
     assert job.state.status().parked == ()
 
 
-def test_a_fatal_failure_ends_the_job_at_once(bench: type[Bench]) -> None:
-    job = bench()
-    job.up()
+def test_a_fatal_failure_ends_the_job_at_once() -> None:
+    job = Bench.running()
     job.put(
         e.TaskFailed(0, job.worker(0), None, None, 0, "loss is NaN in layer dense_1", fatal=True)
     )
@@ -248,9 +221,8 @@ def test_a_fatal_failure_ends_the_job_at_once(bench: type[Bench]) -> None:
     assert "dense_1" in present(job.state.status().outcome)
 
 
-def test_failures_outside_of_shards_spend_max_relaunches(bench: type[Bench]) -> None:
-    job = bench(max_relaunches=1)
-    job.up()
+def test_failures_outside_of_shards_spend_max_relaunches() -> None:
+    job = Bench.running(max_relaunches=1)
     job.put(e.TaskFailed(0, job.worker(0), None, None, 0, "no module named x"))
     job.die(job.worker(0), USER_ERROR)
     assert job.state.status().exit_code is None
@@ -259,9 +231,8 @@ def test_failures_outside_of_shards_spend_max_relaunches(bench: type[Bench]) -> 
     assert "failed 2 times (--max-relaunches 1)" in present(job.state.status().outcome)
 
 
-def test_an_error_that_a_worker_has_reported_is_said_once(bench: type[Bench]) -> None:
-    job = bench()
-    job.up()
+def test_an_error_that_a_worker_has_reported_is_said_once() -> None:
+    job = Bench.running()
     job.put(e.TaskFailed(0, job.worker(0), None, None, 0, "ValueError: no"))
     job.die(job.worker(0), USER_ERROR)
     job.die(job.worker(1), USER_ERROR)  # It could not report it.
@@ -270,11 +241,8 @@ def test_an_error_that_a_worker_has_reported_is_said_once(bench: type[Bench]) ->
     assert job.said("worker-0 ended: user error")
 
 
-def test_unreadable_records_are_counted_and_fail_the_job_above_the_limit(
-    bench: type[Bench],
-) -> None:
-    job = bench(max_bad_records=2)
-    job.up()
+def test_unreadable_records_are_counted_and_fail_the_job_above_the_limit() -> None:
+    job = Bench.running(max_bad_records=2)
     lease = job.lease()
     job.progress(0, lease, 8, bad_records=2, bad_examples=("t.csv:17: expected 5 fields, got 4",))
     assert (job.total["trained"], job.total["bad"]) == (6, 2)
@@ -283,9 +251,8 @@ def test_unreadable_records_are_counted_and_fail_the_job_above_the_limit(
     assert "3 records" in present(job.state.status().outcome)
 
 
-def test_unreadable_records_that_are_told_again_count_once(bench: type[Bench]) -> None:
-    job = bench(max_bad_records=3)
-    job.up()
+def test_unreadable_records_that_are_told_again_count_once() -> None:
+    job = Bench.running(max_bad_records=3)
     lease = job.lease()
     for offset, bad in ((8, 2), (8, 2), (16, 3)):
         job.progress(0, lease, offset, bad_records=bad)
@@ -297,10 +264,9 @@ def test_unreadable_records_that_are_told_again_count_once(bench: type[Bench]) -
     [((8, 8), 7, 1, 0), ((16, 16), 13, 3, 0), ((8, 16), 7, 1, 6)],
 )
 def test_what_servers_have_of_a_lost_worker_is_not_all_trained_where_it_foretold_bad_records(
-    bench: type[Bench], offsets: tuple[int, ...], trained: int, bad: int, repeated: int
+    offsets: tuple[int, ...], trained: int, bad: int, repeated: int
 ) -> None:
-    job = bench(num_ps_pods=2, max_bad_records=9)
-    job.up()
+    job = Bench.running(num_ps_pods=2, max_bad_records=9)
     lease = job.lease()
     job.progress(0, lease, 8, bad_records=1)
     job.progress(0, lease, 8, bad_records=3, ahead=True)
@@ -314,11 +280,10 @@ def test_what_servers_have_of_a_lost_worker_is_not_all_trained_where_it_foretold
     ("offset", "trained", "bad"), [(8, 7, 1), (16, 15, 1), (24, 20, 4), (32, 28, 4)]
 )
 def test_bad_records_of_several_batches_that_were_not_done_are_told_apart(
-    bench: type[Bench], offset: int, trained: int, bad: int
+    offset: int, trained: int, bad: int
 ) -> None:
     """In synchronous steps several batches of a worker may wait for their outcome."""
-    job = bench(max_bad_records=9, records_per_task=32)
-    job.up()
+    job = Bench.running(max_bad_records=9, records_per_task=32)
     lease = job.lease()
     job.progress(0, lease, 0, bad_records=1, ahead=True)
     job.progress(0, lease, 16, bad_records=4, ahead=True)
@@ -328,18 +293,16 @@ def test_bad_records_of_several_batches_that_were_not_done_are_told_apart(
     assert (job.total["trained"], job.total["bad"]) == (trained, bad)
 
 
-def test_a_shard_that_ends_short_is_no_success(bench: type[Bench]) -> None:
-    job = bench()
-    job.up()
+def test_a_shard_that_ends_short_is_no_success() -> None:
+    job = Bench.running()
     lease = job.lease()
     job.progress(0, lease, 8, done=True)
     again = job.lease()
     assert (again.shard, again.offset, again.attempt) == (lease.shard, 8, 1)
 
 
-def test_losses_are_recorded_about_once_a_second(bench: type[Bench]) -> None:
-    job = bench(records_per_task=64)
-    job.up()
+def test_losses_are_recorded_about_once_a_second() -> None:
+    job = Bench.running(records_per_task=64)
     lease = job.lease()
     for step in range(1, 9):
         job.t += 0.4
@@ -350,11 +313,8 @@ def test_losses_are_recorded_about_once_a_second(bench: type[Bench]) -> None:
     assert job.state.status().loss == 1.0 / 8
 
 
-def test_the_loss_that_training_ends_with_is_recorded_however_soon_it_came_after_another(
-    bench: type[Bench],
-) -> None:
-    job = bench(records_per_task=64)
-    job.up()
+def test_the_loss_that_training_ends_with_is_recorded_however_soon_it_came_after_another() -> None:
+    job = Bench.running(records_per_task=64)
     lease = job.lease()
     for step in range(1, 5):
         job.t += 0.3
@@ -369,9 +329,8 @@ def test_the_loss_that_training_ends_with_is_recorded_however_soon_it_came_after
     assert len(job.of(c.RecordMetrics)) == 2, "once"
 
 
-def test_prediction_counts_what_was_reported_without_asking_servers(bench: type[Bench]) -> None:
-    job = bench(Action.PREDICT, num_workers=2)
-    job.up(2)
+def test_prediction_counts_what_was_reported_without_asking_servers() -> None:
+    job = Bench.running(2, action=Action.PREDICT, num_workers=2)
     lease = job.lease(0)
     assert lease.task is Task.PREDICTION
     job.progress(0, lease, 8)
@@ -384,9 +343,8 @@ def test_prediction_counts_what_was_reported_without_asking_servers(bench: type[
     assert (job.total["trained"], job.total["lost"]) == (32, 0)
 
 
-def test_stop_asked_by_a_callback_leaves_what_nobody_has_begun(bench: type[Bench]) -> None:
-    job = bench(num_workers=2, num_epochs=3)
-    job.up(2)
+def test_stop_asked_by_a_callback_leaves_what_nobody_has_begun() -> None:
+    job = Bench.running(2, num_workers=2, num_epochs=3)
     mine, other = job.lease(0), job.lease(1)
     job.finish(0, mine)
     job.progress(1, other, 8)
@@ -416,9 +374,8 @@ def test_stop_asked_by_a_callback_leaves_what_nobody_has_begun(bench: type[Bench
     job.put(e.WorkerStopRequested(0, job.worker(1), "again"))
 
 
-def test_a_report_for_another_task_or_shard_changes_nothing(bench: type[Bench]) -> None:
-    job = bench()
-    job.up()
+def test_a_report_for_another_task_or_shard_changes_nothing() -> None:
+    job = Bench.running()
     lease = job.lease()
     for task in (Task.PREDICTION, Task.EVALUATION):
         job.put(e.ProgressReported(0, job.worker(0), task, Applied(present(lease.shard).id, 0, 8)))
@@ -429,11 +386,8 @@ def test_a_report_for_another_task_or_shard_changes_nothing(bench: type[Bench]) 
     assert job.total["trained"] == 0
 
 
-def test_a_few_finished_shards_of_a_few_epochs_are_events_with_their_times(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_epochs=4)
-    job.up()
+def test_a_few_finished_shards_of_a_few_epochs_are_events_with_their_times() -> None:
+    job = Bench.running(num_epochs=4)
     done = set()
     while job.state.status().phase == "working":
         lease = job.lease(0)

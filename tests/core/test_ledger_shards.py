@@ -306,9 +306,7 @@ def test_a_server_that_has_less_than_was_reported_takes_nothing_back() -> None:
     assert taken(ledger, B).piece.offset == 16
 
 
-def test_what_a_server_has_of_an_earlier_attempt_of_the_same_worker_says_nothing_of_this_one() -> (
-    None
-):
+def test_a_servers_records_of_an_earlier_attempt_say_nothing_of_this_one() -> None:
     ledger = make()
     held = taken(ledger, A)
     before = applied(held, 16)
@@ -460,9 +458,7 @@ def test_stopping_early_lowers_what_is_expected_and_loses_nothing() -> None:
     assert (count.expected, count.trained, count.lost, count.unfinished) == (24, 24, 0, 0)
 
 
-def test_a_shard_that_fails_a_third_time_after_training_was_stopped_is_not_expected_nor_lost() -> (
-    None
-):
+def test_a_shard_that_fails_again_after_training_was_stopped_is_neither_expected_nor_lost() -> None:
     ledger = make(records=20)
     for _ in range(2):
         ledger.fail(taken(ledger, A), "no")
@@ -498,15 +494,10 @@ def test_a_ledger_that_takes_the_place_of_a_lost_one_uses_no_attempt_again() -> 
     assert taken(lost, A).piece.attempt == 1
     again = make()
     again.replaces(lost, A)
-    assert {
-        taken(again, A).piece.attempt,
-        taken(again, A).piece.attempt,
-    } == {2}
+    assert {taken(again, A).piece.attempt, taken(again, A).piece.attempt} == {2}
 
 
-def test_shards_that_were_returned_before_a_checkpoint_use_no_attempt_of_a_lost_ledger_again() -> (
-    None
-):
+def test_shards_returned_before_a_checkpoint_reuse_no_attempt_of_a_lost_ledger() -> None:
     lost, again = make(), make()
     for _ in range(3):
         lost.give_back(taken(lost, A))

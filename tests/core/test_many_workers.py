@@ -58,11 +58,8 @@ def test_a_status_lists_those_with_trouble_first_and_counts_all() -> None:
     assert JobStatus.from_json(status.to_json()).states == status.states
 
 
-def test_a_status_says_once_why_all_idle_workers_are_idle(
-    bench: type[Bench], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = bench(num_workers=20)
-    job.up(workers=20)
+def test_a_status_says_once_why_all_idle_workers_are_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Bench.running(20, num_workers=20)
     for index in range(4):
         job.lease(index)
     reason, asked = Leasing.idle_reason, []

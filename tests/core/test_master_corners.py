@@ -17,12 +17,11 @@ from tests.present import present
 pytestmark = pytest.mark.core
 
 
-def at_the_end_without_its_server(bench: type[Bench]) -> Bench:
+def at_the_end_without_its_server() -> Bench:
     """A job whose server went while its last shard was reported: its last checkpoint has to
     wait.
     """
-    job = bench(checkpoint_steps=100)
-    job.up()
+    job = Bench.running(checkpoint_steps=100)
     for _ in range(3):
         job.finish(0, job.lease())
     last = job.lease()
@@ -32,26 +31,20 @@ def at_the_end_without_its_server(bench: type[Bench]) -> Bench:
     return job
 
 
-def test_a_job_that_is_done_waits_for_servers_and_ends_with_its_last_checkpoint(
-    bench: type[Bench],
-) -> None:
+def test_a_job_that_is_done_waits_for_servers_and_ends_with_its_last_checkpoint() -> None:
     """Only one that was stopped gives that up after a while."""
-    job = at_the_end_without_its_server(bench)
+    job = at_the_end_without_its_server()
     for _ in range(4):
         job.tick(20)
     assert job.state.status().phase == "checkpointing"
     job.attach(job.ps(0, 1))
     job.tick(1)
-    snapshot = job.of(c.TakeSnapshot)[-1].snapshot
-    job.put(e.SnapshotCut(0, snapshot, 5, {}))
-    job.put(e.SnapshotSaved(0, snapshot, 5, "version-5", 1000))
+    job.saved(job.cut(5), 5)
     assert job.of(c.WorkFinished)
 
 
-def test_why_a_job_was_stopped_stands_beside_the_checkpoint_that_could_not_be_taken(
-    bench: type[Bench],
-) -> None:
-    job = at_the_end_without_its_server(bench)
+def test_why_a_job_was_stopped_stands_beside_the_checkpoint_that_could_not_be_taken() -> None:
+    job = at_the_end_without_its_server()
     job.put(e.StopRequested(0, "Ctrl-C"))
     job.die(job.worker(0), ExitStatus(exit_code=66, asked=True))
     for _ in range(6):
@@ -60,9 +53,8 @@ def test_why_a_job_was_stopped_stands_beside_the_checkpoint_that_could_not_be_ta
     assert present(job.finished).message.startswith("stopped: Ctrl-C; the last checkpoint failed: ")
 
 
-def test_tries_for_checkpoints_on_the_way_do_not_count_for_the_last_one(bench: type[Bench]) -> None:
-    job = bench(checkpoint_steps=10, stall_seconds=0)
-    job.up()
+def test_tries_for_checkpoints_on_the_way_do_not_count_for_the_last_one() -> None:
+    job = Bench.running(checkpoint_steps=10, stall_seconds=0)
     job.put(e.VersionAdvanced(0, 10))
     for _ in range(4):
         job.put(e.SnapshotFailed(0, job.of(c.TakeSnapshot)[-1].snapshot, "no room"))
@@ -74,11 +66,8 @@ def test_tries_for_checkpoints_on_the_way_do_not_count_for_the_last_one(bench: t
         assert job.state.status().phase == "checkpointing"
 
 
-def test_a_worker_that_is_still_draining_when_the_job_is_over_is_given_less_time(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_workers="1:2")
-    job.up(2)
+def test_a_worker_that_is_still_draining_when_the_job_is_over_is_given_less_time() -> None:
+    job = Bench.running(2, num_workers="1:2")
     (leaving,) = job.of(c.StopProcess, job.put(e.ScaleRequested(0, 1, 1)))
     assert leaving.grace_s > 5
     stays = 1 - leaving.name.index
@@ -91,14 +80,11 @@ def test_a_worker_that_is_still_draining_when_the_job_is_over_is_given_less_time
     assert [stop.grace_s for stop in again] == [5.0]
 
 
-def test_updates_lost_are_announced_from_the_newest_version_that_any_worker_told(
-    bench: type[Bench],
-) -> None:
+def test_updates_lost_are_announced_from_the_newest_version_that_any_worker_told() -> None:
     """Reports of two workers may come in another order than their pushes, and while the server is
     away.
     """
-    job = bench(num_workers=2)
-    job.up(2)
+    job = Bench.running(2, num_workers=2)
     first, second = job.lease(0), job.lease(1)
     job.die(job.ps(0))
     job.progress(0, first, 8, version=10)
@@ -111,59 +97,52 @@ def test_updates_lost_are_announced_from_the_newest_version_that_any_worker_told
     assert job.said("ps-0.2 restored version 0: no update of its part was lost")
 
 
-def test_workers_push_again_what_came_after_a_checkpoint_that_the_master_does_not_know(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_workers=1)
-    job.up()
+def test_workers_push_again_what_came_after_a_checkpoint_that_the_master_does_not_know() -> None:
+    job = Bench.running(num_workers=1)
     job.progress(0, job.lease(), 8, version=10)
     job.die(job.ps(0))
     job.attach(job.ps(0, 1), restored=4)
     assert job.said("ps-0.1 restored version 4; workers push again what came after it")
 
 
-def revoked(bench: type[Bench]) -> tuple[Bench, Lease]:
+def revoked() -> tuple[Bench, Lease]:
     """A worker whose view for an evaluation went with a server, while it trained on a shard,
     too.
     """
-    job = bench(validation_data="v", evaluation_steps=10, num_workers=1, num_epochs=2)
-    job.up()
+    job = Bench.running(validation_data="v", evaluation_steps=10, num_workers=1, num_epochs=2)
     trained = job.lease()
     job.put(e.VersionAdvanced(0, 10))
-    job.put(e.SnapshotCut(0, job.of(c.TakeSnapshot)[-1].snapshot, 10, {}))
+    job.cut(10)
     job.lease()
     assert job.of(c.RevokeLeases, job.die(job.ps(0)))
     job.attach(job.ps(0, 1))
     return job, trained
 
 
-def test_a_worker_gets_no_new_lease_before_its_revoked_ones_are_back(bench: type[Bench]) -> None:
+def test_a_worker_gets_no_new_lease_before_its_revoked_ones_are_back() -> None:
     """If it died with a push of a new lease, that would say that the revoked ones are trained."""
-    job, _ = revoked(bench)
+    job, _ = revoked()
     assert "its revoked shards are not back yet" in job.refused()
 
 
-def test_leases_that_were_revoked_keep_no_new_ones_away_once_they_are_back(
-    bench: type[Bench],
-) -> None:
-    job, before = revoked(bench)
+def test_leases_that_were_revoked_keep_no_new_ones_away_once_they_are_back() -> None:
+    job, before = revoked()
     job.put(e.StateReported(0, job.worker(0), (), "", ""))
     granted = [job.lease() for _ in range(2)]
     assert len({(present(lease.shard).id, lease.attempt) for lease in (before, *granted)}) == 3
     assert "already has 2 leases" in job.refused()
 
 
-def test_a_worker_whose_leases_were_revoked_once_may_drain_later(bench: type[Bench]) -> None:
-    job, _ = revoked(bench)
+def test_a_worker_whose_leases_were_revoked_once_may_drain_later() -> None:
+    job, _ = revoked()
     job.put(e.StateReported(0, job.worker(0), (), "", ""))
     again = job.lease()
     job.put(e.LeaseReturned(0, job.worker(0), Applied(present(again.shard).id, again.attempt, 8)))
     assert job.said("worker-0 is draining: it returns its shards")
 
 
-def test_an_export_that_makes_no_progress_goes_to_another_worker(bench: type[Bench]) -> None:
-    job = bench(output="out", num_workers=2)
-    job.up(2)
+def test_an_export_that_makes_no_progress_goes_to_another_worker() -> None:
+    job = Bench.running(2, output="out", num_workers=2)
     job.train_all()
     job.lease()
     for _ in range(18):
@@ -175,11 +154,8 @@ def test_an_export_that_makes_no_progress_goes_to_another_worker(bench: type[Ben
     )
 
 
-def test_a_heartbeat_that_comes_after_the_end_does_not_take_the_last_version_back(
-    bench: type[Bench],
-) -> None:
-    job = bench()
-    job.up()
+def test_a_heartbeat_that_comes_after_the_end_does_not_take_the_last_version_back() -> None:
+    job = Bench.running()
     while job.state.status().phase == "working":
         job.finish(0, job.lease(), version=156)
     job.die(job.worker(0), ExitStatus(exit_code=0))

@@ -30,11 +30,10 @@ def saved(job: Bench, save: c.SaveSnapshot) -> list[c.Command]:
 
 @pytest.mark.parametrize("at_the_end", ["cutting", "saving"])
 def test_a_checkpoint_that_is_under_way_at_the_end_of_the_work_is_not_taken_for_the_last(
-    bench: type[Bench], at_the_end: str
+    at_the_end: str,
 ) -> None:
     """It has the weights of before: the last steps would be missing from it."""
-    job = bench(checkpoint_steps=10)
-    job.up()
+    job = Bench.running(checkpoint_steps=10)
     lease = job.lease()
     job.progress(0, lease, 8, version=10)
     assert len(job.of(c.TakeSnapshot)) == 1
@@ -52,11 +51,8 @@ def test_a_checkpoint_that_is_under_way_at_the_end_of_the_work_is_not_taken_for_
     assert [one.version for one in job.state.status().checkpoints] == [10, 14]
 
 
-def test_a_cut_that_came_later_than_its_step_is_what_the_next_one_is_counted_from(
-    bench: type[Bench],
-) -> None:
-    job = bench(checkpoint_steps=10)
-    job.up()
+def test_a_cut_that_came_later_than_its_step_is_what_the_next_one_is_counted_from() -> None:
+    job = Bench.running(checkpoint_steps=10)
     job.put(e.VersionAdvanced(0, 10))
     save = cut(job, 21)
     saved(job, save)
@@ -64,12 +60,9 @@ def test_a_cut_that_came_later_than_its_step_is_what_the_next_one_is_counted_fro
     assert job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 30)))
 
 
-def test_a_cut_of_an_older_version_than_was_told_of_does_not_make_that_version_be_crossed_twice(
-    bench: type[Bench],
-) -> None:
+def test_a_cut_of_an_older_version_than_reported_crosses_no_version_twice() -> None:
     """Workers tell of a version that not every server has come to when the cut is made."""
-    job = bench(checkpoint_steps=10)
-    job.up()
+    job = Bench.running(checkpoint_steps=10)
     job.put(e.VersionAdvanced(0, 20))
     saved(job, cut(job, 19))
     assert not job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 21)))
@@ -78,20 +71,18 @@ def test_a_cut_of_an_older_version_than_was_told_of_does_not_make_that_version_b
 
 @pytest.mark.parametrize(("keep", "listed"), [(0, [10, 20, 30]), (2, [20, 30])])
 def test_as_many_checkpoints_are_listed_as_are_kept_and_all_where_none_is_removed(
-    bench: type[Bench], keep: int, listed: list[int]
+    keep: int, listed: list[int]
 ) -> None:
-    job = bench(checkpoint_steps=10, keep_checkpoint_max=keep)
-    job.up()
+    job = Bench.running(checkpoint_steps=10, keep_checkpoint_max=keep)
     for version in (10, 20, 30):
         job.put(e.VersionAdvanced(0, version))
         saved(job, cut(job, version))
     assert [one.version for one in job.state.status().checkpoints] == listed
 
 
-def test_the_view_of_a_save_that_failed_is_let_go(bench: type[Bench]) -> None:
+def test_the_view_of_a_save_that_failed_is_let_go() -> None:
     """Servers have few places for views, and each costs the memory of the rows that change."""
-    job = bench(checkpoint_steps=10)
-    job.up()
+    job = Bench.running(checkpoint_steps=10)
     job.put(e.VersionAdvanced(0, 10))
     save = cut(job, 10)
     assert c.DropSnapshot(save.snapshot) in job.put(
@@ -99,10 +90,9 @@ def test_the_view_of_a_save_that_failed_is_let_go(bench: type[Bench]) -> None:
     )
 
 
-def test_a_second_cut_does_not_drop_the_view_that_is_being_saved(bench: type[Bench]) -> None:
+def test_a_second_cut_does_not_drop_the_view_that_is_being_saved() -> None:
     """A ring that lost a member at a barrier forms anew there, and makes its copy again."""
-    job = bench(checkpoint_steps=10)
-    job.up()
+    job = Bench.running(checkpoint_steps=10)
     job.put(e.VersionAdvanced(0, 10))
     save = cut(job, 10)
     again = job.put(e.SnapshotCut(0, save.snapshot, 10, {}))
@@ -110,11 +100,8 @@ def test_a_second_cut_does_not_drop_the_view_that_is_being_saved(bench: type[Ben
     assert c.DropSnapshot(save.snapshot, saved=True) in saved(job, save)
 
 
-def test_a_save_that_takes_too_long_is_given_up_and_still_counts_when_it_comes(
-    bench: type[Bench],
-) -> None:
-    job = bench(checkpoint_steps=10)
-    job.up()
+def test_a_save_that_takes_too_long_is_given_up_and_still_counts_when_it_comes() -> None:
+    job = Bench.running(checkpoint_steps=10)
     job.put(e.VersionAdvanced(0, 10))
     save = cut(job, 10)
     job.tick(1900.0)
@@ -125,11 +112,10 @@ def test_a_save_that_takes_too_long_is_given_up_and_still_counts_when_it_comes(
 
 @pytest.mark.parametrize("overtaken", [False, True])
 def test_the_newest_checkpoint_has_the_ledger_that_a_ring_goes_back_to_however_late_it_came(
-    bench: type[Bench], overtaken: bool
+    overtaken: bool,
 ) -> None:
     """Else the records that are in its weights would be trained again, and nobody would know."""
-    job = bench(checkpoint_steps=10)
-    job.up()
+    job = Bench.running(checkpoint_steps=10)
     job.put(e.VersionAdvanced(0, 10))
     slow = cut(job, 10)
     job.tick(1900.0)
@@ -144,11 +130,8 @@ def test_the_newest_checkpoint_has_the_ledger_that_a_ring_goes_back_to_however_l
     assert found[-1].ledger == newest.ledger and not any(one.ledger for one in found[:-1])
 
 
-def test_what_was_acknowledged_before_anybody_knew_that_a_server_had_died_is_among_what_it_lost(
-    bench: type[Bench],
-) -> None:
-    job = bench()
-    job.up()
+def test_pushes_acknowledged_before_a_servers_death_is_known_are_among_the_lost_ones() -> None:
+    job = Bench.running()
     lease = job.lease()
     job.pushed(0, 5, {job.ps(0): 0})
     job.die(job.ps(0))
@@ -157,11 +140,8 @@ def test_what_was_acknowledged_before_anybody_knew_that_a_server_had_died_is_amo
     assert job.updates.lost == 12
 
 
-def test_what_was_acknowledged_is_lost_although_it_is_reported_after_the_servers_return(
-    bench: type[Bench],
-) -> None:
-    job = bench()
-    job.up()
+def test_what_was_acknowledged_is_lost_although_it_is_reported_after_the_servers_return() -> None:
+    job = Bench.running()
     lease = job.lease()
     job.pushed(0, 5, {job.ps(0): 0})
     job.die(job.ps(0))
@@ -175,11 +155,8 @@ def test_what_was_acknowledged_is_lost_although_it_is_reported_after_the_servers
     assert (job.updates.lost, job.updates.applied) == (13, 7)
 
 
-def test_a_server_that_kept_its_memory_loses_nothing_whatever_is_reported_later(
-    bench: type[Bench],
-) -> None:
-    job = bench()
-    job.up()
+def test_a_server_that_kept_its_memory_loses_nothing_whatever_is_reported_later() -> None:
+    job = Bench.running()
     job.put(e.VersionAdvanced(0, 5))
     job.pushed(0, 5, {job.ps(0): 0})
     job.die(job.ps(0))
@@ -191,10 +168,9 @@ def test_a_server_that_kept_its_memory_loses_nothing_whatever_is_reported_later(
     assert job.updates == UpdateCounts(14, 0, 0, at_least=False)
 
 
-def test_pushes_that_only_a_fence_tells_of_are_lost_at_least(bench: type[Bench]) -> None:
+def test_pushes_that_only_a_fence_tells_of_are_lost_at_least() -> None:
     """The servers have 9 pushes of a lost worker; nobody knows before which it met the new one."""
-    job = bench()
-    job.up()
+    job = Bench.running()
     job.pushed(0, 5, {job.ps(0): 0})
     job.die(job.ps(0))
     job.attach(job.ps(0, 1))
@@ -202,9 +178,8 @@ def test_pushes_that_only_a_fence_tells_of_are_lost_at_least(bench: type[Bench])
     assert job.updates == UpdateCounts(4, 5, 0, at_least=True)
 
 
-def test_a_step_that_ends_after_a_server_was_replaced_is_lost_on_it(bench: type[Bench]) -> None:
-    job = bench(sync=True)
-    job.up()
+def test_a_step_that_ends_after_a_server_was_replaced_is_lost_on_it() -> None:
+    job = Bench.running(sync=True)
     for number in (1, 2):
         job.put(e.StepApplied(0, number, complete=True, servers=(job.ps(0),)))
     job.put(e.StepApplied(0, 3, complete=False, servers=(job.ps(0),)))
@@ -219,15 +194,11 @@ def test_a_step_that_ends_after_a_server_was_replaced_is_lost_on_it(bench: type[
     assert job.updates == UpdateCounts(1, 3, 0, at_least=False)
 
 
-def test_validation_shards_of_a_worker_whose_leases_are_voided_go_to_others_at_once(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_workers=2, validation_data="v", evaluation_steps=1, num_epochs=9)
-    job.up(2)
+def test_validation_shards_of_a_worker_whose_leases_are_voided_go_to_others_at_once() -> None:
+    job = Bench.running(2, num_workers=2, validation_data="v", evaluation_steps=1, num_epochs=9)
     held = job.lease(0)
     job.progress(0, held, 8, version=1)
-    cut_of = job.of(c.TakeSnapshot)[-1].snapshot
-    job.put(e.SnapshotCut(0, cut_of, 1, {}))
+    job.cut(1)
     mine = job.lease(0)
     assert mine.task is Task.EVALUATION
     job.put(e.WorkerStopRequested(0, job.worker(0), "it is good enough"))
@@ -239,17 +210,14 @@ def test_validation_shards_of_a_worker_whose_leases_are_voided_go_to_others_at_o
     )
 
 
-def test_a_crash_in_a_validation_shard_is_not_blamed_on_the_training_shard_that_waits(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_workers=2, validation_data="v", evaluation_steps=1, max_relaunches=0)
-    job.up(2)
+def test_a_crash_in_a_validation_shard_is_not_blamed_on_the_training_shard_that_waits() -> None:
+    job = Bench.running(2, num_workers=2, validation_data="v", evaluation_steps=1, max_relaunches=0)
     for attempt in range(3):
         worker = 0 if attempt == 0 else attempt + 1
         held = job.lease(worker)
         if attempt == 0:
             job.progress(0, held, 8, version=1)
-            job.put(e.SnapshotCut(0, job.of(c.TakeSnapshot)[-1].snapshot, 1, {}))
+            job.cut(1)
         mine = job.lease(worker) if held.task is Task.TRAINING else held
         assert mine.task is Task.EVALUATION
         if held is mine and attempt < 2:
@@ -264,11 +232,10 @@ def test_a_crash_in_a_validation_shard_is_not_blamed_on_the_training_shard_that_
 
 @pytest.mark.parametrize(("offset", "trained", "bad"), [(8, 7, 1), (16, 13, 3)])
 def test_bad_records_that_no_worker_reported_as_done_are_not_trained_ones_in_a_cut(
-    bench: type[Bench], offset: int, trained: int, bad: int
+    offset: int, trained: int, bad: int
 ) -> None:
     """Two of the second batch are bad: its worker reported that before any server had it."""
-    job = bench(checkpoint_steps=1, max_bad_records=9)
-    job.up()
+    job = Bench.running(checkpoint_steps=1, max_bad_records=9)
     lease = job.lease()
     job.progress(0, lease, 8, version=1, bad_records=1)
     job.progress(0, lease, 8, version=1, bad_records=3, ahead=True)

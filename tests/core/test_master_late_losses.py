@@ -21,11 +21,10 @@ NO_PARAMETERS = "no cut: this server has no parameters yet"
 ONE = {"auc": ((1.0,),)}
 
 
-def trained(bench: type[Bench], **flags: Any) -> Bench:
+def trained(**flags: Any) -> Bench:
     """All records are trained by one worker, in 20 steps."""
     usual: dict[str, Any] = {"validation_data": "v", "output": "o", "num_workers": 1}
-    job = bench(**usual | flags)
-    job.up()
+    job = Bench.running(**usual | flags)
     job.train_all()
     job.pushed(0, 20)
     job.put(e.VersionAdvanced(0, 20))
@@ -33,8 +32,7 @@ def trained(bench: type[Bench], **flags: Any) -> Bench:
 
 
 def cut(job: Bench, version: int = 20) -> SnapshotId:
-    snapshot = job.of(c.TakeSnapshot)[-1].snapshot
-    job.put(e.SnapshotCut(0, snapshot, version, {}))
+    snapshot = job.cut(version)
     return snapshot
 
 
@@ -84,9 +82,9 @@ def new_worker(job: Bench, index: int, *, gives: bool) -> None:
 @pytest.mark.parametrize("lost", [(0,), (1,), (0, 1)])
 @pytest.mark.parametrize("stage", ["cutting", "leasing", "summarising"])
 def test_the_final_evaluation_is_redone_when_servers_come_back_empty_and_a_worker_has_the_weights(
-    bench: type[Bench], stage: str, lost: tuple[int, ...]
+    stage: str, lost: tuple[int, ...]
 ) -> None:
-    job = trained(bench, num_ps_pods=2)
+    job = trained(num_ps_pods=2)
     if stage != "cutting":
         cut(job)
         lease = job.lease()
@@ -108,8 +106,8 @@ def test_the_final_evaluation_is_redone_when_servers_come_back_empty_and_a_worke
     assert (job.total["trained"], job.total["repeated"], job.total["lost"]) == (64, 0, 0)
 
 
-def test_whoever_has_no_work_is_told_that_the_evaluation_is_tried_again(bench: type[Bench]) -> None:
-    job = trained(bench)
+def test_whoever_has_no_work_is_told_that_the_evaluation_is_tried_again() -> None:
+    job = trained()
     job.die(job.ps(0))
     fail_cut(job)
     revive(job, 0)
@@ -118,10 +116,8 @@ def test_whoever_has_no_work_is_told_that_the_evaluation_is_tried_again(bench: t
     assert NO_PARAMETERS in job.refused()
 
 
-def test_a_frozen_view_that_a_server_took_with_it_before_the_word_came_is_not_used(
-    bench: type[Bench],
-) -> None:
-    job = trained(bench, num_ps_pods=2)
+def test_a_frozen_view_that_a_server_took_with_it_before_the_word_came_is_not_used() -> None:
+    job = trained(num_ps_pods=2)
     asked = job.of(c.TakeSnapshot)[-1]
     job.die(job.ps(1))
     job.put(e.SnapshotCut(0, asked.snapshot, 20, {}))
@@ -137,9 +133,9 @@ def test_a_frozen_view_that_a_server_took_with_it_before_the_word_came_is_not_us
 @pytest.mark.parametrize("lost", [(0,), (0, 1)])
 @pytest.mark.parametrize("phase", ["evaluating", "exporting"])
 def test_training_begins_again_when_nobody_is_left_who_has_the_weights(
-    bench: type[Bench], phase: str, lost: tuple[int, ...]
+    phase: str, lost: tuple[int, ...]
 ) -> None:
-    job = trained(bench, num_ps_pods=2)
+    job = trained(num_ps_pods=2)
     if phase == "exporting":
         evaluate(job)
         assert job.lease().task is Task.EXPORT
@@ -161,8 +157,8 @@ def test_training_begins_again_when_nobody_is_left_who_has_the_weights(
     assert (job.total["trained"], job.total["repeated"], job.total["lost"]) == (64, 64, 0)
 
 
-def test_what_a_worker_holds_is_void_when_training_begins_again(bench: type[Bench]) -> None:
-    job = trained(bench, num_workers=2)
+def test_what_a_worker_holds_is_void_when_training_begins_again() -> None:
+    job = trained(num_workers=2)
     job.die(job.ps(0))
     fail_cut(job)
     revive(job, 0, after_s=10.0)
@@ -177,10 +173,8 @@ def test_what_a_worker_holds_is_void_when_training_begins_again(bench: type[Benc
     assert again.attempt > 0, "what was pushed of the first time is told apart"
 
 
-def test_a_worker_that_comes_up_while_servers_have_the_weights_changes_nothing(
-    bench: type[Bench],
-) -> None:
-    job = trained(bench)
+def test_a_worker_that_comes_up_while_servers_have_the_weights_changes_nothing() -> None:
+    job = trained()
     cut(job)
     job.die(job.worker(0))
     new_worker(job, 1, gives=False)
@@ -188,8 +182,8 @@ def test_a_worker_that_comes_up_while_servers_have_the_weights_changes_nothing(
     job.finish(1, job.lease(1), metrics=ONE)
 
 
-def test_the_first_worker_gives_initial_values_and_nothing_is_repeated(bench: type[Bench]) -> None:
-    job = bench(num_workers=1)
+def test_the_first_worker_gives_initial_values_and_nothing_is_repeated() -> None:
+    job = Bench(num_workers=1)
     job.start()
     job.attach(job.ps(0))
     new_worker(job, 0, gives=True)
@@ -197,21 +191,16 @@ def test_the_first_worker_gives_initial_values_and_nothing_is_repeated(bench: ty
     assert (job.total["trained"], job.total["repeated"]) == (64, 0)
 
 
-def test_a_late_report_of_the_initial_values_of_the_job_s_start_repeats_nothing(
-    bench: type[Bench],
-) -> None:
+def test_a_late_report_of_the_initial_values_of_the_job_s_start_repeats_nothing() -> None:
     """A tiny job: one worker trains all of it before another's report of its start arrives."""
-    job = trained(bench, num_workers=2)
+    job = trained(num_workers=2)
     job.put(e.StartWentOn(0, job.worker(1), "initial"))
     total = job.state.receipt().total
     assert job.state.status().phase == "evaluating" and (total.repeated, total.left) == (0, 0)
 
 
-def test_initial_values_while_records_are_left_cost_updates_but_no_records(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_workers=1, num_ps_pods=1)
-    job.up()
+def test_initial_values_while_records_are_left_cost_updates_but_no_records() -> None:
+    job = Bench.running(num_workers=1, num_ps_pods=1)
     job.finish(0, job.lease(), pushes=5)
     job.put(e.VersionAdvanced(0, 5))
     job.die(job.worker(0))
@@ -224,8 +213,8 @@ def test_initial_values_while_records_are_left_cost_updates_but_no_records(
     assert job.updates.lost == 5
 
 
-def test_a_job_that_is_being_stopped_does_not_begin_again(bench: type[Bench]) -> None:
-    job = trained(bench)
+def test_a_job_that_is_being_stopped_does_not_begin_again() -> None:
+    job = trained()
     cut(job)
     job.put(e.StopRequested(0, "enough"))
     job.die(job.ps(0))
@@ -234,15 +223,11 @@ def test_a_job_that_is_being_stopped_does_not_begin_again(bench: type[Bench]) ->
     assert job.state.status().phase == "draining"
 
 
-def test_the_final_evaluation_waits_for_what_a_restored_server_gets_again(
-    bench: type[Bench],
-) -> None:
-    job = bench(validation_data="v", output="o", num_workers=1, checkpoint_steps=15)
-    job.up()
+def test_the_final_evaluation_waits_for_what_a_restored_server_gets_again() -> None:
+    job = Bench.running(validation_data="v", output="o", num_workers=1, checkpoint_steps=15)
     job.put(e.VersionAdvanced(0, 15))
-    snapshot = job.of(c.TakeSnapshot)[-1].snapshot
-    job.put(e.SnapshotCut(0, snapshot, 15, {}, {"worker-0": 15}))
-    job.put(e.SnapshotSaved(0, snapshot, 15, "version-15", 9))
+    snapshot = job.cut(15, {}, {"worker-0": 15})
+    job.saved(snapshot, 15)
     job.train_all()
     job.pushed(0, 20)
     job.put(e.VersionAdvanced(0, 20))
@@ -261,10 +246,8 @@ def test_the_final_evaluation_waits_for_what_a_restored_server_gets_again(
     assert snapshot.purpose is c.Purpose.EVALUATION
 
 
-def test_the_final_checkpoint_is_tried_again_when_a_server_comes_back_empty(
-    bench: type[Bench],
-) -> None:
-    job = trained(bench, checkpoint_steps=1000, validation_data="")
+def test_the_final_checkpoint_is_tried_again_when_a_server_comes_back_empty() -> None:
+    job = trained(checkpoint_steps=1000, validation_data="")
     assert job.state.status().phase == "checkpointing"
     job.die(job.ps(0))
     fail_cut(job)
@@ -278,10 +261,8 @@ def test_the_final_checkpoint_is_tried_again_when_a_server_comes_back_empty(
     assert end(job).exit_code == 0
 
 
-def test_training_begins_again_in_the_final_checkpoint_when_nobody_is_left_who_has_the_weights(
-    bench: type[Bench],
-) -> None:
-    job = trained(bench, checkpoint_steps=1000, validation_data="")
+def test_training_begins_again_in_the_final_checkpoint_when_nobody_has_the_weights() -> None:
+    job = trained(checkpoint_steps=1000, validation_data="")
     job.die(job.ps(0))
     job.die(job.worker(0))
     fail_cut(job)
@@ -299,9 +280,9 @@ def test_training_begins_again_in_the_final_checkpoint_when_nobody_is_left_who_h
 
 @pytest.mark.parametrize("action", [Action.EVALUATE, Action.PREDICT])
 def test_a_job_without_training_goes_on_with_servers_that_restored_its_checkpoint_again(
-    bench: type[Bench], action: Action
+    action: Action,
 ) -> None:
-    job = bench(action, num_workers=1, num_ps_pods=2)
+    job = Bench(action, num_workers=1, num_ps_pods=2)
     job.start(version=7)
     job.attach(job.ps(0), job.ps(1), restored=7)
     job.attach(job.worker(0))

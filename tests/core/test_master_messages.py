@@ -12,11 +12,8 @@ from tests.present import present
 pytestmark = pytest.mark.core
 
 
-def test_a_shard_of_which_nothing_was_reported_yet_is_not_said_to_stand_at_zero(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_workers=1)
-    job.up()
+def test_a_shard_of_which_nothing_was_reported_yet_is_not_said_to_stand_at_zero() -> None:
+    job = Bench.running(num_workers=1)
     lease = job.lease()
     records = present(lease.shard).records
 
@@ -38,11 +35,8 @@ def told(job: Bench) -> list[str]:
     return [command.text for command in job.of(c.Announce) if command.kind == "checkpoint"]
 
 
-def test_a_checkpoint_that_is_refused_is_tried_five_times_and_said_twice(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_workers=1, checkpoint_steps=4, num_epochs=9, stall_seconds=0)
-    job.up()
+def test_a_checkpoint_that_is_refused_is_tried_five_times_and_said_twice() -> None:
+    job = Bench.running(num_workers=1, checkpoint_steps=4, num_epochs=9, stall_seconds=0)
     job.progress(0, job.lease(), 8)
     job.put(e.VersionAdvanced(0, 4))
     for _ in range(60):
@@ -72,19 +66,16 @@ def test_a_checkpoint_that_is_refused_is_tried_five_times_and_said_twice(
     refuse(job)
     assert "retrying" in told(job)[-1], "who asks for one is told"
     job.tick(10)
-    taken = job.of(c.TakeSnapshot)[-1].snapshot
-    job.put(e.SnapshotCut(0, taken, 8, {}))
-    job.put(e.SnapshotSaved(0, taken, 8, "version-8", 1))
+    taken = job.cut(8)
+    job.saved(taken, 8)
     assert told(job)[-1].startswith("checkpoint of version 8 saved")
 
 
-def test_a_checkpoint_without_a_copy_is_saved_and_its_copy_is_missed(bench: type[Bench]) -> None:
-    job = bench(num_workers=1, checkpoint_steps=4)
-    job.up()
+def test_a_checkpoint_without_a_copy_is_saved_and_its_copy_is_missed() -> None:
+    job = Bench.running(num_workers=1, checkpoint_steps=4)
     job.progress(0, job.lease(), 8)
     job.put(e.VersionAdvanced(0, 4))
-    taken = job.of(c.TakeSnapshot)[-1].snapshot
-    job.put(e.SnapshotCut(0, taken, 4, {}))
+    taken = job.cut(4)
     job.put(e.SnapshotSaved(0, taken, 4, "version-4", 1, "cannot copy version-4 to s3://b: no"))
     saved, missed = told(job)
     assert saved.startswith("checkpoint of version 4 saved")
@@ -92,9 +83,8 @@ def test_a_checkpoint_without_a_copy_is_saved_and_its_copy_is_missed(bench: type
     assert [one.path for one in job.state.status().checkpoints] == ["version-4"]
 
 
-def test_checkpoints_that_are_not_copied_warn_once_until_one_is(bench: type[Bench]) -> None:
-    job = bench(num_workers=1, checkpoint_steps=4, checkpoint_dir="s3://b")
-    job.up()
+def test_checkpoints_that_are_not_copied_warn_once_until_one_is() -> None:
+    job = Bench.running(num_workers=1, checkpoint_steps=4, checkpoint_dir="s3://b")
     job.progress(0, job.lease(), 8)
     warned, again = [], []
     for version, why in enumerate(("", "no", "no", "", "", "no"), 1):
@@ -109,11 +99,8 @@ def test_checkpoints_that_are_not_copied_warn_once_until_one_is(bench: type[Benc
     assert (warned, again) == ([2, 6], [4])
 
 
-def test_a_checkpoint_that_is_asked_for_before_the_first_step_is_taken_after_it(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_workers=1)
-    job.up()
+def test_a_checkpoint_that_is_asked_for_before_the_first_step_is_taken_after_it() -> None:
+    job = Bench.running(num_workers=1)
     job.put(e.CheckpointRequested(0))
     job.tick(10)
     assert not job.of(c.TakeSnapshot)
@@ -122,11 +109,8 @@ def test_a_checkpoint_that_is_asked_for_before_the_first_step_is_taken_after_it(
     assert len(job.of(c.TakeSnapshot)) == 1
 
 
-def test_a_job_stopped_twice_keeps_the_first_reason_and_promises_no_missing_checkpoint(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_workers=1)
-    job.up()
+def test_a_job_stopped_twice_keeps_the_first_reason_and_promises_no_missing_checkpoint() -> None:
+    job = Bench.running(num_workers=1)
     job.lease()
     job.put(e.StopRequested(0, "enough"))
     job.put(e.StopRequested(0, "the master received SIGTERM"))

@@ -27,25 +27,22 @@ def entry(job: Bench, name: str) -> ProcessStatus:
     return next(process for process in job.state.status().processes if process.name == name)
 
 
-def test_a_job_starts_all_its_servers_and_the_most_workers_it_may_have(bench: type[Bench]) -> None:
-    job = bench(num_workers="1:3", num_ps_pods=2)
+def test_a_job_starts_all_its_servers_and_the_most_workers_it_may_have() -> None:
+    job = Bench(num_workers="1:3", num_ps_pods=2)
     assert started(job, job.start()) == ["ps-0", "ps-1", "worker-0", "worker-1", "worker-2"]
     assert started(job, job.tick(1)) == []
     scale = job.state.status().scale
     assert (scale.low, scale.high, scale.requested, scale.observed) == (1, 3, 3, 0)
 
 
-def test_nothing_starts_before_the_data_was_counted(bench: type[Bench]) -> None:
-    job = bench()
+def test_nothing_starts_before_the_data_was_counted() -> None:
+    job = Bench()
     assert job.tick(1) == []
     assert job.state.status().message == "checking the model and the data"
 
 
-def test_a_worker_comes_back_under_a_new_index_and_a_server_under_the_next_incarnation(
-    bench: type[Bench],
-) -> None:
-    job = bench()
-    job.up()
+def test_a_worker_comes_back_under_a_new_index_and_a_server_under_the_next_incarnation() -> None:
+    job = Bench.running()
     assert started(job, job.die(job.worker(0))) == ["worker-1"]
     assert started(job, job.die(job.ps(0))) == ["ps-0.1"]
     assert started(job, job.die(job.ps(0))) == []
@@ -53,9 +50,8 @@ def test_a_worker_comes_back_under_a_new_index_and_a_server_under_the_next_incar
     assert started(job, job.die(job.ps(0, 1))) == ["ps-0.2"]
 
 
-def test_every_end_is_told_with_its_cause(bench: type[Bench]) -> None:
-    job = bench(num_workers=1)
-    job.up()
+def test_every_end_is_told_with_its_cause() -> None:
+    job = Bench.running(num_workers=1)
     job.die(
         job.worker(0),
         ExitStatus(exit_code=143, conditions=("DisruptionTarget:PreemptionByScheduler",)),
@@ -66,9 +62,8 @@ def test_every_end_is_told_with_its_cause(bench: type[Bench]) -> None:
     assert "higher priority" in entry(job, "worker-0").message
 
 
-def test_starts_wait_longer_and_longer_while_nothing_gets_done(bench: type[Bench]) -> None:
-    job = bench()
-    job.up()
+def test_starts_wait_longer_and_longer_while_nothing_gets_done() -> None:
+    job = Bench.running()
     delays = []
     for index in range(7):
         (start,) = job.of(c.StartProcess, job.die(job.worker(index)))
@@ -77,16 +72,15 @@ def test_starts_wait_longer_and_longer_while_nothing_gets_done(bench: type[Bench
     assert (delays[0], delays[-1]) == (0.0, 5.0)
 
 
-def test_a_process_that_crashes_at_once_again_and_again_fails_the_job(bench: type[Bench]) -> None:
-    job = bench()
-    job.up()
+def test_a_process_that_crashes_at_once_again_and_again_fails_the_job() -> None:
+    job = Bench.running()
     for index in range(5):
         job.die(job.worker(index), ExitStatus(exit_code=3, log_tail="cannot open display"))
     assert "cannot open display" in present(job.state.status().outcome)
 
 
-def test_addresses_of_servers_are_published_whenever_one_comes_or_goes(bench: type[Bench]) -> None:
-    job = bench(num_ps_pods=2)
+def test_addresses_of_servers_are_published_whenever_one_comes_or_goes() -> None:
+    job = Bench(num_ps_pods=2)
     job.start()
     job.attach(job.ps(1), job.ps(0))
     job.die(job.ps(0))
@@ -106,10 +100,9 @@ def checkpoint(job: Bench, version: int, *, pushes: int) -> None:
     job.put(e.SnapshotSaved(0, take.snapshot, version, f"version-{version}", 1))
 
 
-def restored(bench: type[Bench], **flags: Any) -> Bench:
+def restored(**flags: Any) -> Bench:
     """A job whose ps-1 restored version 100, when worker-0 had made 120 pushes."""
-    job = bench(num_ps_pods=2, checkpoint_steps=100, **flags)
-    job.up()
+    job = Bench.running(num_ps_pods=2, checkpoint_steps=100, **flags)
     checkpoint(job, 100, pushes=100)
     job.pushed(0, 120)
     job.put(e.VersionAdvanced(0, 120))
@@ -119,8 +112,8 @@ def restored(bench: type[Bench], **flags: Any) -> Bench:
     return job
 
 
-def test_updates_that_workers_push_again_are_not_lost(bench: type[Bench]) -> None:
-    job = restored(bench)
+def test_updates_that_workers_push_again_are_not_lost() -> None:
+    job = restored()
     assert job.updates == UpdateCounts(120, 0, 0, at_least=False)
     assert job.said("ps-1.1 restored version 100; workers push again what came after it")
     job.pushed(0, 120, {job.ps(1, 1): 0})
@@ -129,8 +122,8 @@ def test_updates_that_workers_push_again_are_not_lost(bench: type[Bench]) -> Non
     assert job.updates == UpdateCounts(120, 0, 0, at_least=False)
 
 
-def test_updates_that_a_worker_has_not_kept_are_lost_and_shown(bench: type[Bench]) -> None:
-    job = restored(bench)
+def test_updates_that_a_worker_has_not_kept_are_lost_and_shown() -> None:
+    job = restored()
     job.pushed(0, 120, {job.ps(0): 0, job.ps(1, 1): 105})
     assert job.updates == UpdateCounts(115, 5, 0, at_least=False)
     assert job.said("ps-1.1 lost 5 updates of worker-0, which has not kept them")
@@ -139,10 +132,8 @@ def test_updates_that_a_worker_has_not_kept_are_lost_and_shown(bench: type[Bench
     job.lease()
 
 
-def test_updates_of_a_worker_that_ends_before_it_pushes_them_again_are_lost(
-    bench: type[Bench],
-) -> None:
-    job = restored(bench)
+def test_updates_of_a_worker_that_ends_before_it_pushes_them_again_are_lost() -> None:
+    job = restored()
     job.die(job.worker(0))
     assert job.updates == UpdateCounts(100, 20, 0, at_least=False)
     # It had pushed eight of them again, which the servers tell.
@@ -150,11 +141,11 @@ def test_updates_of_a_worker_that_ends_before_it_pushes_them_again_are_lost(
     assert job.updates == UpdateCounts(108, 12, 0, at_least=True)
 
 
-def test_a_cut_waits_until_workers_have_pushed_again_but_not_for_long(bench: type[Bench]) -> None:
-    job = restored(bench)
+def test_a_cut_waits_until_workers_have_pushed_again_but_not_for_long() -> None:
+    job = restored()
     assert not job.of(c.TakeSnapshot, job.put(e.CheckpointRequested(0)))
     assert job.of(c.TakeSnapshot, job.pushed(0, 120, {job.ps(1, 1): 0}))
-    job = restored(bench)
+    job = restored()
     assert not job.of(c.TakeSnapshot, job.put(e.CheckpointRequested(0)))
     job.tick(1)
     job.tick(5)
@@ -166,11 +157,8 @@ def test_a_cut_waits_until_workers_have_pushed_again_but_not_for_long(bench: typ
     assert job.of(c.TakeSnapshot, job.tick(11))
 
 
-def test_a_cut_waits_for_a_worker_whose_last_pushes_are_not_reported_yet(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_ps_pods=2, checkpoint_steps=100)
-    job.up()
+def test_a_cut_waits_for_a_worker_whose_last_pushes_are_not_reported_yet() -> None:
+    job = Bench.running(num_ps_pods=2, checkpoint_steps=100)
     job.pushed(0, 100)
     checkpoint(job, 100, pushes=100)
     job.die(job.ps(1))
@@ -179,17 +167,13 @@ def test_a_cut_waits_for_a_worker_whose_last_pushes_are_not_reported_yet(
     assert job.of(c.TakeSnapshot, job.pushed(0, 120, {job.ps(1, 1): 0}))
 
 
-def test_a_cut_for_a_server_that_leaves_does_not_wait_for_repeated_pushes(
-    bench: type[Bench],
-) -> None:
-    job = restored(bench)
+def test_a_cut_for_a_server_that_leaves_does_not_wait_for_repeated_pushes() -> None:
+    job = restored()
     assert job.of(c.TakeSnapshot, job.put(e.CheckpointRequested(0, job.ps(0))))
 
 
-def test_a_server_that_ended_before_its_checkpoint_hurries_no_later_one(
-    bench: type[Bench],
-) -> None:
-    job = restored(bench)
+def test_a_server_that_ended_before_its_checkpoint_hurries_no_later_one() -> None:
+    job = restored()
     (take,) = job.of(c.TakeSnapshot, job.put(e.CheckpointRequested(0, job.ps(0))))[:1]
     job.die(job.ps(0))
     job.put(e.SnapshotFailed(0, take.snapshot, "a server is gone"))
@@ -202,8 +186,8 @@ def test_a_server_that_ended_before_its_checkpoint_hurries_no_later_one(
     assert len(job.of(c.TakeSnapshot)) == before + 1
 
 
-def test_a_job_does_not_end_while_workers_are_about_to_push_again(bench: type[Bench]) -> None:
-    job = restored(bench)
+def test_a_job_does_not_end_while_workers_are_about_to_push_again() -> None:
+    job = restored()
     while leases := job.of(c.GrantLease, job.put(e.LeaseRequested(0, job.worker(0)))):
         job.finish(0, leases[0].lease)
     assert not job.of(c.TakeSnapshot)[1:]
@@ -219,11 +203,8 @@ def test_a_job_does_not_end_while_workers_are_about_to_push_again(bench: type[Be
     assert job.said("job over: done") and not job.said("that died lost")
 
 
-def test_a_checkpoint_comes_early_for_workers_that_have_no_room_for_more_pushes(
-    bench: type[Bench],
-) -> None:
-    job = bench(checkpoint_seconds=60)
-    job.up()
+def test_a_checkpoint_comes_early_for_workers_that_have_no_room_for_more_pushes() -> None:
+    job = Bench.running(checkpoint_seconds=60)
     job.put(e.VersionAdvanced(0, 10))
     assert not job.of(c.TakeSnapshot, job.tick(5))
     (take,) = job.of(
@@ -248,9 +229,8 @@ def test_a_checkpoint_comes_early_for_workers_that_have_no_room_for_more_pushes(
     assert not job.of(c.TakeSnapshot, job.tick(59))
 
 
-def test_workers_without_room_do_not_make_checkpoints_fail_without_end(bench: type[Bench]) -> None:
-    job = bench(checkpoint_seconds=60)
-    job.up()
+def test_workers_without_room_do_not_make_checkpoints_fail_without_end() -> None:
+    job = Bench.running(checkpoint_seconds=60)
     job.put(e.VersionAdvanced(0, 10))
     tries = 0
     for _ in range(400):
@@ -262,12 +242,9 @@ def test_workers_without_room_do_not_make_checkpoints_fail_without_end(bench: ty
     assert 5 < tries < 10
 
 
-def test_updates_that_a_restored_part_has_are_not_lost_though_the_cut_lacks_them(
-    bench: type[Bench],
-) -> None:
+def test_updates_that_a_restored_part_has_are_not_lost_though_the_cut_lacks_them() -> None:
     """A server that had lost its memory before the cut had not seen the worker again."""
-    job = bench(num_ps_pods=2, checkpoint_steps=100)
-    job.up()
+    job = Bench.running(num_ps_pods=2, checkpoint_steps=100)
     (take,) = job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 100)))
     behind = {"0": {"worker-0": 70}}
     job.put(e.SnapshotCut(0, take.snapshot, 100, {}, {}, {"worker-0": 90}, behind))
@@ -285,10 +262,9 @@ def test_updates_that_a_restored_part_has_are_not_lost_though_the_cut_lacks_them
     assert job.updates == UpdateCounts(70, 50, 0, at_least=False)
 
 
-def test_a_job_that_lost_updates_says_so_at_its_end_and_what_bounds_it(bench: type[Bench]) -> None:
+def test_a_job_that_lost_updates_says_so_at_its_end_and_what_bounds_it() -> None:
     """All records were trained, but some of it went with the server."""
-    job = bench(num_ps_pods=1)
-    job.up()
+    job = Bench.running(num_ps_pods=1)
     job.pushed(0, 120)
     job.die(job.ps(0))
     job.attach(job.ps(0, 1))
@@ -304,11 +280,8 @@ def test_a_job_that_lost_updates_says_so_at_its_end_and_what_bounds_it(bench: ty
     assert "--checkpoint-steps" in finish.hint
 
 
-def test_updates_that_are_missing_from_a_checkpoint_are_missing_from_the_job_that_goes_on_with_it(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_ps_pods=1, checkpoint_steps=100)
-    job.up()
+def test_updates_missing_from_a_checkpoint_are_missing_from_the_job_that_resumes_it() -> None:
+    job = Bench.running(num_ps_pods=1, checkpoint_steps=100)
     checkpoint(job, 100, pushes=100)
     job.pushed(0, 120)
     before = job.state.ledger_json()
@@ -316,15 +289,14 @@ def test_updates_that_are_missing_from_a_checkpoint_are_missing_from_the_job_tha
     job.attach(job.ps(0, 1), restored=100)
     job.pushed(0, 120, {job.ps(0, 1): 120})
     for ledger, applied, lost in ((before, 120, 0), (job.state.ledger_json(), 100, 20)):
-        again = bench(num_ps_pods=1)
+        again = Bench(num_ps_pods=1)
         again.up(ledger=ledger, version=100)
         again.pushed(0, 3)
         assert again.updates == UpdateCounts(applied + 3, lost, 0, at_least=False)
 
 
-def test_an_update_that_several_servers_lack_is_lost_once(bench: type[Bench]) -> None:
-    job = bench(num_ps_pods=2, checkpoint_steps=20)
-    job.up()
+def test_an_update_that_several_servers_lack_is_lost_once() -> None:
+    job = Bench.running(num_ps_pods=2, checkpoint_steps=20)
     checkpoint(job, 21, pushes=21)
     job.pushed(0, 25)
     job.die(job.ps(0))
@@ -336,8 +308,8 @@ def test_an_update_that_several_servers_lack_is_lost_once(bench: type[Bench]) ->
     assert job.updates == UpdateCounts(21, 4, 0, at_least=False)
 
 
-def test_damaged_checkpoints_that_were_passed_over_are_said_to_people(bench: type[Bench]) -> None:
-    job = bench(num_ps_pods=2, checkpoint_steps=100)
+def test_damaged_checkpoints_that_were_passed_over_are_said_to_people() -> None:
+    job = Bench(num_ps_pods=2, checkpoint_steps=100)
     job.put(
         e.JobStarted(
             0,
@@ -349,11 +321,8 @@ def test_damaged_checkpoints_that_were_passed_over_are_said_to_people(bench: typ
     assert job.said("skipping a newer checkpoint: version-9/server-0-of-2.bin has 3 bytes")
 
 
-def test_a_server_that_passed_the_newest_checkpoint_over_is_known_by_its_version(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_ps_pods=1, checkpoint_steps=10)
-    job.up()
+def test_a_server_that_passed_the_newest_checkpoint_over_is_known_by_its_version() -> None:
+    job = Bench.running(num_ps_pods=1, checkpoint_steps=10)
     for version in (10, 20):
         taken = job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, version)))[0].snapshot
         job.put(e.SnapshotCut(0, taken, version, {}))
@@ -372,9 +341,8 @@ def test_a_server_that_passed_the_newest_checkpoint_over_is_known_by_its_version
     assert said[1].text == "ps-0.2 restored version 20; workers push again what came after it"
 
 
-def test_leases_stay_valid_while_a_server_is_away(bench: type[Bench]) -> None:
-    job = bench()
-    job.up()
+def test_leases_stay_valid_while_a_server_is_away() -> None:
+    job = Bench.running()
     lease = job.lease()
     job.die(job.ps(0))
     job.progress(0, lease, 8)
@@ -382,8 +350,8 @@ def test_leases_stay_valid_while_a_server_is_away(bench: type[Bench]) -> None:
     assert any("ps-0.1" in reason for reason in job.state.status().waiting)
 
 
-def test_a_server_that_just_came_up_does_not_take_the_version_back(bench: type[Bench]) -> None:
-    job = bench(checkpoint_steps=10)
+def test_a_server_that_just_came_up_does_not_take_the_version_back() -> None:
+    job = Bench(checkpoint_steps=10)
     job.start(version=100)
     job.attach(job.ps(0), restored=100)
     job.put(e.VersionAdvanced(0, 0))
@@ -392,10 +360,8 @@ def test_a_server_that_just_came_up_does_not_take_the_version_back(bench: type[B
     assert job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 110)))
 
 
-def test_a_refused_creation_is_tried_again_under_the_same_name_with_its_reason_shown(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_workers=1)
+def test_a_refused_creation_is_tried_again_under_the_same_name_with_its_reason_shown() -> None:
+    job = Bench(num_workers=1)
     job.start()
     job.put(e.CreateFailed(0, job.worker(0), "quota cpu 8/8", retry=True))
     assert any(
@@ -410,25 +376,23 @@ def test_a_refused_creation_is_tried_again_under_the_same_name_with_its_reason_s
     assert entry(job, "worker-0").state == "ready"
 
 
-def test_a_creation_that_is_never_allowed_fails_the_job_as_refused(bench: type[Bench]) -> None:
-    job = bench()
+def test_a_creation_that_is_never_allowed_fails_the_job_as_refused() -> None:
+    job = Bench()
     job.start()
     job.put(e.CreateFailed(0, job.worker(0), "pods is forbidden", retry=False))
     assert job.state.status().exit_code == ExitCode.CLUSTER_REFUSED
     assert "forbidden" in present(job.state.status().outcome)
 
 
-def test_a_worker_too_many_for_the_cluster_is_done_without(bench: type[Bench]) -> None:
-    job = bench(num_workers="1:3")
-    job.up(1)
+def test_a_worker_too_many_for_the_cluster_is_done_without() -> None:
+    job = Bench.running(1, num_workers="1:3")
     job.put(e.CreateFailed(0, job.worker(2), "pods is forbidden", retry=False))
     assert job.state.status().exit_code is None
     assert job.state.status().scale.high == 2
 
 
-def test_scaling_up_starts_and_scaling_down_drains_the_newest(bench: type[Bench]) -> None:
-    job = bench(num_workers=2)
-    job.up(2)
+def test_scaling_up_starts_and_scaling_down_drains_the_newest() -> None:
+    job = Bench.running(2, num_workers=2)
     assert started(job, job.put(e.ScaleRequested(0, 1, 4))) == ["worker-2", "worker-3"]
     commands = job.put(e.ScaleRequested(0, 1, 1))
     assert [(str(stop.name), stop.grace_s) for stop in job.of(c.StopProcess, commands)] == [
@@ -447,39 +411,32 @@ def test_scaling_up_starts_and_scaling_down_drains_the_newest(bench: type[Bench]
         ({"num_workers": 2, "sync": True}, "only 2 compute at a time, as many as share a step"),
     ],
 )
-def test_scaling_up_says_which_steps_the_job_keeps(
-    bench: type[Bench], flags: dict[str, Any], said: str
-) -> None:
-    job = bench(**flags, minibatch_size=64)
-    job.up()
+def test_scaling_up_says_which_steps_the_job_keeps(flags: dict[str, Any], said: str) -> None:
+    job = Bench.running(**flags, minibatch_size=64)
     assert job.state.what_steps_stay(4).startswith(said)
     job.put(e.ScaleRequested(0, 1, 4))
     assert job.said(f"on request; {said}")
 
 
 @pytest.mark.parametrize("flags", [{"num_workers": 2}, {"num_workers": 4, "sync": True}])
-def test_scaling_within_what_the_job_chose_says_no_more(
-    bench: type[Bench], flags: dict[str, Any]
-) -> None:
-    job = bench(**flags, minibatch_size=64)
-    job.up()
+def test_scaling_within_what_the_job_chose_says_no_more(flags: dict[str, Any]) -> None:
+    job = Bench.running(**flags, minibatch_size=64)
     assert not job.state.what_steps_stay(4)
     job.put(e.ScaleRequested(0, 1, 4))
     assert not job.said("asynchronous")
     assert not job.said("at a time")
 
 
-def test_an_impossible_scale_is_refused_in_words(bench: type[Bench]) -> None:
-    job = bench(num_workers=2)
-    job.up(2)
+def test_an_impossible_scale_is_refused_in_words() -> None:
+    job = Bench.running(2, num_workers=2)
     job.put(e.ScaleRequested(0, 3, 1))
     job.put(e.ScaleRequested(0, 0, 0))
     assert job.said("expected 1 <= MIN <= MAX")
     assert job.state.status().scale.high == 2
 
 
-def test_a_ring_is_not_scaled_beyond_its_virtual_workers(bench: type[Bench]) -> None:
-    job = bench(
+def test_a_ring_is_not_scaled_beyond_its_virtual_workers() -> None:
+    job = Bench(
         num_workers=2, virtual_workers=3, distribution_strategy="AllreduceStrategy", num_ps_pods=0
     )
     job.put(e.ScaleRequested(0, 1, 3))
@@ -492,11 +449,8 @@ def test_a_ring_is_not_scaled_beyond_its_virtual_workers(bench: type[Bench]) -> 
     assert job.state.status().scale.high == 3
 
 
-def test_a_silent_process_is_ended_and_replaced_without_waiting_for_its_end(
-    bench: type[Bench],
-) -> None:
-    job = bench()
-    job.up()
+def test_a_silent_process_is_ended_and_replaced_without_waiting_for_its_end() -> None:
+    job = Bench.running()
     commands = job.put(e.ProcessSilent(0, job.worker(0), 10.0))
     assert job.of(c.StopProcess, commands)[0].grace_s == 0
     assert started(job, commands) == ["worker-1"]
@@ -505,17 +459,16 @@ def test_a_silent_process_is_ended_and_replaced_without_waiting_for_its_end(
     assert (entry(job, "worker-0").state, entry(job, "worker-0").cause) == ("ended", "silent")
 
 
-def test_a_process_whose_end_is_never_seen_is_written_off(bench: type[Bench]) -> None:
-    job = bench()
-    job.up()
+def test_a_process_whose_end_is_never_seen_is_written_off() -> None:
+    job = Bench.running()
     job.put(e.ProcessSilent(0, job.worker(0), 10.0))
     job.tick(61)
     assert entry(job, "worker-0").state == "ended"
     assert "its end was never seen" in entry(job, "worker-0").message
 
 
-def test_a_process_that_runs_but_never_presents_itself_is_replaced(bench: type[Bench]) -> None:
-    job = bench()
+def test_a_process_that_runs_but_never_presents_itself_is_replaced() -> None:
+    job = Bench()
     job.start()
     job.attach(job.ps(0))
     job.put(e.ProcessSeen(0, job.worker(0), running=True, where="node-1"))
@@ -524,8 +477,8 @@ def test_a_process_that_runs_but_never_presents_itself_is_replaced(bench: type[B
     assert entry(job, "worker-0").where == "node-1"
 
 
-def test_a_job_on_a_cluster_tells_how_many_of_its_workers_have_a_node(bench: type[Bench]) -> None:
-    job = bench(image_name="i", num_workers="2:4", priority_ladder="on", weight=2)
+def test_a_job_on_a_cluster_tells_how_many_of_its_workers_have_a_node() -> None:
+    job = Bench(image_name="i", num_workers="2:4", priority_ladder="on", weight=2)
     assert present(job.state.status().cluster_share).placed == 0
     job.up(workers=3)
     for index in range(3):
@@ -536,19 +489,19 @@ def test_a_job_on_a_cluster_tells_how_many_of_its_workers_have_a_node(bench: typ
     assert (share.placed, share.low, share.high) == (3, 2, 4)
     assert (share.guaranteed, share.rung, share.weight) == (2, 2, 2)
     assert JobStatus.from_json(job.state.status().to_json()).cluster_share == share
-    assert bench().state.status().cluster_share is None, "on this machine"
+    assert Bench().state.status().cluster_share is None, "on this machine"
 
 
-def test_why_a_process_does_not_run_yet_is_shown(bench: type[Bench]) -> None:
-    job = bench()
+def test_why_a_process_does_not_run_yet_is_shown() -> None:
+    job = Bench()
     job.start()
     job.put(e.ProcessSeen(0, job.worker(0), running=False, waiting_for="pulling the image"))
     assert "worker-0 is pending: pulling the image" in job.state.status().waiting
     assert job.of(c.StopProcess, job.tick(10_000)) == []
 
 
-def test_a_process_that_nobody_ordered_is_ended(bench: type[Bench]) -> None:
-    job = bench()
+def test_a_process_that_nobody_ordered_is_ended() -> None:
+    job = Bench()
     job.start()
     (stop,) = job.of(c.StopProcess, job.put(e.ProcessSeen(0, job.worker(9), running=True)))
     assert stop.name == job.worker(9)
@@ -556,8 +509,8 @@ def test_a_process_that_nobody_ordered_is_ended(bench: type[Bench]) -> None:
     assert isinstance(revoke, c.RevokeLeases)
 
 
-def test_a_server_that_its_node_starts_again_is_expected_in_its_place(bench: type[Bench]) -> None:
-    job = bench(num_ps_pods=2)
+def test_a_server_that_its_node_starts_again_is_expected_in_its_place() -> None:
+    job = Bench(num_ps_pods=2)
     job.start()
     first, second, place = job.ps(0), job.ps(0, 1), job.ps(0)
     job.put(e.ProcessSeen(0, first, running=True, place=place))
@@ -576,27 +529,24 @@ def test_a_server_that_its_node_starts_again_is_expected_in_its_place(bench: typ
     assert job.state.resident(place) is None
 
 
-def test_memory_is_tried_three_times_more_then_the_failure_says_so(bench: type[Bench]) -> None:
-    job = bench(max_failed_shards=99)
-    job.up()
+def test_memory_is_tried_three_times_more_then_the_failure_says_so() -> None:
+    job = Bench.running(max_failed_shards=99)
     for index in range(4):
         job.die(job.worker(index), ExitStatus(exit_code=137, reason="OOMKilled"))
         job.attach(job.worker(index + 1))
     assert "memory" in present(job.state.status().outcome)
 
 
-def test_no_worker_is_started_for_which_there_is_no_work(bench: type[Bench]) -> None:
-    job = bench(num_workers=2)
-    job.up(2)
+def test_no_worker_is_started_for_which_there_is_no_work() -> None:
+    job = Bench.running(2, num_workers=2)
     for _ in range(3):
         job.finish(0, job.lease(0))
     job.lease(0)
     assert started(job, job.die(job.worker(1))) == []
 
 
-def test_a_contradiction_tells_the_events_that_led_to_it(bench: type[Bench]) -> None:
-    job = bench()
-    job.up()
+def test_a_contradiction_tells_the_events_that_led_to_it() -> None:
+    job = Bench.running()
     with pytest.raises(
         ImpossibleTransition, match=r"(?s)the last events:.*ProcessAttached.*Strange"
     ):
@@ -607,9 +557,8 @@ class Strange(e.Event):
     """No event of this version."""
 
 
-def test_crashes_with_progress_in_between_end_nothing_and_cost_no_pause(bench: type[Bench]) -> None:
-    job = bench(records_per_task=8, num_epochs=9)
-    job.up()
+def test_crashes_with_progress_in_between_end_nothing_and_cost_no_pause() -> None:
+    job = Bench.running(records_per_task=8, num_epochs=9)
     for index in range(12):
         job.finish(index, job.lease(index))
         (start,) = job.of(c.StartProcess, job.die(job.worker(index), ExitStatus(exit_code=3)))
@@ -618,11 +567,8 @@ def test_crashes_with_progress_in_between_end_nothing_and_cost_no_pause(bench: t
     assert job.state.status().exit_code is None
 
 
-def test_a_heartbeat_that_is_older_than_an_acknowledgement_does_not_lower_the_version(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_ps_pods=1)
-    job.up()
+def test_a_heartbeat_that_is_older_than_an_acknowledgement_does_not_lower_the_version() -> None:
+    job = Bench.running(num_ps_pods=1)
     job.put(e.VersionAdvanced(0, 10))
     job.finish(0, job.lease(), version=12)
     job.put(e.VersionAdvanced(0, 10))

@@ -22,9 +22,8 @@ STRANDED = ExitStatus(
 )
 
 
-def test_sixty_workers_that_are_killed_at_once_do_not_end_the_job(bench: type[Bench]) -> None:
-    b = bench(num_workers=60)
-    b.up(60)
+def test_sixty_workers_that_are_killed_at_once_do_not_end_the_job() -> None:
+    b = Bench.running(60, num_workers=60)
     b.tick(5.0)
     for index in range(60):
         b.die(b.worker(index))
@@ -35,11 +34,8 @@ def test_sixty_workers_that_are_killed_at_once_do_not_end_the_job(bench: type[Be
     )
 
 
-def test_a_server_that_is_sent_away_by_somebody_else_costs_nothing_and_is_said_to_have_left(
-    bench: type[Bench],
-) -> None:
-    b = bench(num_workers=1)
-    b.up()
+def test_a_server_that_somebody_else_stops_costs_nothing_and_has_left() -> None:
+    b = Bench.running(num_workers=1)
     for incarnation in range(20):
         b.die(b.ps(0, incarnation), ExitStatus(exit_code=ExitCode.DRAINED))
         b.tick(30.0)
@@ -48,11 +44,8 @@ def test_a_server_that_is_sent_away_by_somebody_else_costs_nothing_and_is_said_t
     assert b.said("ps-0 ended: left gracefully") and not b.said("drained")
 
 
-def test_workers_that_gave_up_waiting_for_a_server_cost_nothing_while_it_is_away(
-    bench: type[Bench],
-) -> None:
-    b = bench(num_workers=2, num_ps_pods=1)
-    b.up(2)
+def test_workers_that_gave_up_waiting_for_a_server_cost_nothing_while_it_is_away() -> None:
+    b = Bench.running(2, num_workers=2, num_ps_pods=1)
     lease = b.lease(0)
     b.tick(5.0)
     b.die(b.ps(0))
@@ -74,10 +67,9 @@ def test_workers_that_gave_up_waiting_for_a_server_cost_nothing_while_it_is_away
     assert "stranded" in causes
 
 
-def parked_once(bench: type[Bench]) -> str:
+def parked_once() -> str:
     """The ledger of a job that has given up its first shard, within its limit."""
-    b = bench(max_failed_shards=1, max_relaunches=9)
-    b.up()
+    b = Bench.running(max_failed_shards=1, max_relaunches=9)
     for attempt in range(3):
         lease = b.lease(attempt)
         b.put(
@@ -97,24 +89,20 @@ def parked_once(bench: type[Bench]) -> str:
     return b.state.ledger_json()
 
 
-def test_a_shard_that_was_given_up_before_a_resume_still_counts_for_the_limit(
-    bench: type[Bench],
-) -> None:
-    ledger = parked_once(bench)
-    within = bench(max_failed_shards=1)
+def test_a_shard_that_was_given_up_before_a_resume_still_counts_for_the_limit() -> None:
+    ledger = parked_once()
+    within = Bench(max_failed_shards=1)
     within.start(ledger=ledger)
     (story,) = within.state.status().parked
     assert "failed 3 times" in story and within.state.status().exit_code is None
-    strict = bench()
+    strict = Bench()
     strict.start(ledger=ledger)
     assert strict.state.status().exit_code == ExitCode.JOB_FAILED
     assert "--max-failed-shards 0" in present(strict.state.status().outcome)
 
 
-def test_a_master_that_stood_still_does_not_hold_that_against_processes_that_were_starting(
-    bench: type[Bench],
-) -> None:
-    b = bench(num_workers=6)
+def test_time_in_which_the_master_stood_still_does_not_count_as_a_slow_start() -> None:
+    b = Bench(num_workers=6)
     b.start()
     for index in range(6):
         b.put(e.ProcessSeen(0, b.worker(index), True, "here", ""))
@@ -126,62 +114,54 @@ def test_a_master_that_stood_still_does_not_hold_that_against_processes_that_wer
     assert b.state.status().scale.observed == 6
 
 
-def test_a_checkpoint_of_the_version_of_the_last_one_is_a_new_one(bench: type[Bench]) -> None:
+def test_a_checkpoint_of_the_version_of_the_last_one_is_a_new_one() -> None:
     """A master that leaves waits for the checkpoint that it asked for, also if nothing was learnt
     since the last.
     """
-    b = bench()
-    b.up()
+    b = Bench.running()
     b.progress(0, b.lease(), 8, version=1)
     for round_ in range(2):
         b.tick(10.0)
         b.put(e.CheckpointRequested(0))
-        snapshot = b.of(c.TakeSnapshot)[-1].snapshot
-        b.put(e.SnapshotCut(0, snapshot, 1, {}))
+        snapshot = b.cut(1)
         b.put(e.SnapshotSaved(0, SnapshotId(snapshot), 1, "version-1", 10 + round_))
     (only,) = b.state.status().checkpoints
     assert (only.at_s, only.bytes) == (20.0, 11)
 
 
-def test_training_that_was_ended_early_does_not_begin_again_with_a_resume(
-    bench: type[Bench],
-) -> None:
-    b = bench(num_epochs=3)
-    b.up()
+def test_training_that_was_ended_early_does_not_begin_again_with_a_resume() -> None:
+    b = Bench.running(num_epochs=3)
     held = b.lease()
     b.put(e.WorkerStopRequested(0, b.worker(0), "it is good enough"))
     b.finish(0, held)
-    again = bench(num_epochs=3)
+    again = Bench(num_epochs=3)
     again.start(ledger=b.state.ledger_json())
     again.tick(1.0)
     assert again.state.status().phase != "working", "two more epochs were not wanted"
     assert again.total["lost"] == 0
 
 
-def test_rounds_of_evaluation_go_on_counting_after_a_resume(bench: type[Bench]) -> None:
-    b = bench(validation_data="v", evaluation_steps=1)
-    b.up()
+def test_rounds_of_evaluation_go_on_counting_after_a_resume() -> None:
+    b = Bench.running(validation_data="v", evaluation_steps=1)
     b.progress(0, b.lease(), 8, version=1)
     assert b.of(c.TakeSnapshot), "round 0 is open"
-    again = bench(validation_data="v", evaluation_steps=1)
+    again = Bench(validation_data="v", evaluation_steps=1)
     again.up(0, ledger=b.state.ledger_json(), version=1)
     again.attach(again.worker(1))
     again.progress(1, again.lease(1), 16, version=2)
-    again.put(e.SnapshotCut(0, again.of(c.TakeSnapshot)[-1].snapshot, 2, {}))
+    again.cut(2)
     assert again.said("evaluation round 1 begins")
 
 
-def test_a_silent_worker_that_holds_nothing_is_fenced_all_the_same(bench: type[Bench]) -> None:
+def test_a_silent_worker_that_holds_nothing_is_fenced_all_the_same() -> None:
     """It may wake up with a push of long ago."""
-    b = bench(num_workers=2)
-    b.up(2)
+    b = Bench.running(2, num_workers=2)
     b.put(e.ProcessSilent(0, b.worker(1), 10.0))
     assert [fence.worker for fence in b.of(c.FenceWorker)] == [b.worker(1)]
 
 
-def test_a_worker_whose_leases_were_voided_may_give_them_back_and_go_on(bench: type[Bench]) -> None:
-    b = bench(num_epochs=2)
-    b.up()
+def test_a_worker_whose_leases_were_voided_may_give_them_back_and_go_on() -> None:
+    b = Bench.running(num_epochs=2)
     held = b.lease()
     b.put(e.WorkerStopRequested(0, b.worker(0), "it is good enough"))
     assert b.of(c.RevokeLeases)
@@ -192,10 +172,9 @@ def test_a_worker_whose_leases_were_voided_may_give_them_back_and_go_on(bench: t
     ] == ["ready"]
 
 
-def test_a_ledger_that_does_not_add_up_fails_the_job(bench: type[Bench]) -> None:
+def test_a_ledger_that_does_not_add_up_fails_the_job() -> None:
     """A bug of ours must not look like success: what is lost is computed, not assumed."""
-    b = bench()
-    b.up()
+    b = Bench.running()
     lease = b.lease()
     present(b.state._context.work).counts[0].expected += 5
     b.finish(0, lease)
@@ -204,12 +183,11 @@ def test_a_ledger_that_does_not_add_up_fails_the_job(bench: type[Bench]) -> None
     assert "5 records neither trained nor skipped" in present(b.state.status().outcome)
 
 
-def test_a_slow_first_batch_gives_the_next_worker_twice_the_time(bench: type[Bench]) -> None:
+def test_a_slow_first_batch_gives_the_next_worker_twice_the_time() -> None:
     """Nobody knows yet how long a batch takes: a model that needs ten minutes to compile is not
     relaunched for ever.
     """
-    b = bench(stall_seconds=0)
-    b.up()
+    b = Bench.running(stall_seconds=0)
     for index, limit_s in enumerate((300.0, 600.0, 1200.0)):
         b.lease(index)
         b.tick(limit_s - 1.0)
@@ -220,15 +198,17 @@ def test_a_slow_first_batch_gives_the_next_worker_twice_the_time(bench: type[Ben
         b.attach(b.worker(index + 1))
 
 
-def test_a_failure_that_was_told_is_not_held_against_what_else_the_worker_had(
-    bench: type[Bench],
-) -> None:
-    b = bench(
-        validation_data="v", evaluation_steps=1, records_per_task=8, max_relaunches=0, num_workers=2
+def test_a_failure_that_was_told_is_not_held_against_what_else_the_worker_had() -> None:
+    b = Bench.running(
+        2,
+        validation_data="v",
+        evaluation_steps=1,
+        records_per_task=8,
+        max_relaunches=0,
+        num_workers=2,
     )
-    b.up(2)
     b.progress(0, b.lease(0), 8, version=1, done=True)
-    b.put(e.SnapshotCut(0, b.of(c.TakeSnapshot)[-1].snapshot, 1, {}))
+    b.cut(1)
     first, second = b.lease(0), b.lease(0)
     assert (first.round, second.round) == (0, 0)
     b.put(
@@ -246,14 +226,11 @@ def test_a_failure_that_was_told_is_not_held_against_what_else_the_worker_had(
     assert blamed == {present(first.shard).id: 1, present(second.shard).id: 0}
 
 
-def test_what_a_failed_worker_tells_of_earlier_steps_does_not_make_its_end_another_failure(
-    bench: type[Bench],
-) -> None:
+def test_reports_of_a_failed_worker_do_not_make_its_end_another_failure() -> None:
     """A callback of it raised: that is one failure, and the shard that it was at has nothing to do
     with it.
     """
-    b = bench(max_relaunches=1)
-    b.up()
+    b = Bench.running(max_relaunches=1)
     lease = b.lease()
     b.put(e.TaskFailed(0, b.worker(0), None, None, 0, "ValueError: no"))
     b.progress(0, lease, 8)
@@ -265,13 +242,11 @@ def test_what_a_failed_worker_tells_of_earlier_steps_does_not_make_its_end_anoth
     ] == [(8, [])]
 
 
-def test_a_worker_whose_start_hangs_is_replaced_at_last_but_not_while_a_server_is_away(
-    bench: type[Bench],
-) -> None:
+def test_a_worker_whose_start_hangs_is_replaced_at_last_but_not_while_a_server_is_away() -> None:
     """It tells that it lives, asks for no work and holds none: nothing else would ever end that
     wait.
     """
-    b = bench()
+    b = Bench()
     b.start()
     b.attach(b.ps(0))
     b.put(e.ProcessAttached(0, b.worker(0), "", "", None, starting=True))

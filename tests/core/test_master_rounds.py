@@ -22,47 +22,43 @@ pytestmark = pytest.mark.core
 ONE = {"auc": ((1.0, 2.0), (0.5,))}
 
 
-def training(bench: type[Bench], **flags: Any) -> Bench:
-    job = bench(validation_data="v", evaluation_steps=10, num_workers=2, num_epochs=9, **flags)
-    job.up(2)
-    return job
+def training(**flags: Any) -> Bench:
+    return Bench.running(
+        2, validation_data="v", evaluation_steps=10, num_workers=2, num_epochs=9, **flags
+    )
 
 
 def open_round(job: Bench, version: int = 10) -> SnapshotId:
     job.put(e.VersionAdvanced(0, version))
-    snapshot = job.of(c.TakeSnapshot)[-1].snapshot
-    job.put(e.SnapshotCut(0, snapshot, version + 1, {}))
+    snapshot = job.cut(version + 1)
     return snapshot
 
 
-def test_a_round_begins_when_the_version_crosses_the_steps(bench: type[Bench]) -> None:
-    job = training(bench)
+def test_a_round_begins_when_the_version_crosses_the_steps() -> None:
+    job = training()
     assert job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 9))) == []
     (take,) = job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 13)))
     assert take.purpose is c.Purpose.EVALUATION
     assert job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 27))) == []
 
 
-def test_a_round_begins_when_a_worker_tells_of_the_version_before_a_heartbeat_does(
-    bench: type[Bench],
-) -> None:
-    job = training(bench)
+def test_a_round_begins_when_a_worker_tells_of_the_version_before_a_heartbeat_does() -> None:
+    job = training()
     lease = job.lease(0)
     (take,) = job.of(c.TakeSnapshot, job.progress(0, lease, 1, version=12))
     assert take.purpose is c.Purpose.EVALUATION
     assert job.state.status().version == 12
 
 
-def test_a_round_begins_by_seconds_only_if_something_was_learned(bench: type[Bench]) -> None:
-    job = bench(validation_data="v", evaluation_seconds=60, num_workers=1)
-    job.up()
+def test_a_round_begins_by_seconds_only_if_something_was_learned() -> None:
+    job = Bench.running(validation_data="v", evaluation_seconds=60, num_workers=1)
     assert job.of(c.TakeSnapshot, job.tick(61)) == []
     job.put(e.VersionAdvanced(0, 5))
     assert len(job.of(c.TakeSnapshot)) == 1
 
 
-def test_the_round_names_its_view_and_version_and_comes_before_training(bench: type[Bench]) -> None:
-    job = training(bench)
+def test_the_round_names_its_view_and_version_and_comes_before_training() -> None:
+    job = training()
     snapshot = open_round(job)
     lease = job.lease(0)
     assert (lease.task, lease.snapshot, lease.version, lease.round) == (
@@ -73,8 +69,8 @@ def test_the_round_names_its_view_and_version_and_comes_before_training(bench: t
     )
 
 
-def test_states_are_added_elementwise_and_once_then_one_worker_sums_up(bench: type[Bench]) -> None:
-    job = training(bench, records_per_task=8)
+def test_states_are_added_elementwise_and_once_then_one_worker_sums_up() -> None:
+    job = training(records_per_task=8)
     snapshot = open_round(job)
     first, second = job.lease(0), job.lease(1)
     job.finish(0, first, metrics=ONE)
@@ -98,8 +94,8 @@ def test_states_are_added_elementwise_and_once_then_one_worker_sums_up(bench: ty
     assert job.state.status().metrics == {"auc": 0.9}
 
 
-def test_metrics_are_in_one_order_however_they_arrive(bench: type[Bench]) -> None:
-    job = training(bench, records_per_task=8)
+def test_metrics_are_in_one_order_however_they_arrive() -> None:
+    job = training(records_per_task=8)
     open_round(job)
     for index in range(2):
         job.finish(index, job.lease(index), metrics=ONE)
@@ -116,10 +112,8 @@ def test_metrics_are_in_one_order_however_they_arrive(bench: type[Bench]) -> Non
     assert job.said("loss 0.5, accuracy 0.8, auc 0.9")
 
 
-def test_a_dead_workers_validation_shard_is_evaluated_again_from_its_beginning(
-    bench: type[Bench],
-) -> None:
-    job = training(bench)
+def test_a_dead_workers_validation_shard_is_evaluated_again_from_its_beginning() -> None:
+    job = training()
     open_round(job)
     lease = job.lease(0)
     job.progress(0, lease, 8)
@@ -131,8 +125,8 @@ def test_a_dead_workers_validation_shard_is_evaluated_again_from_its_beginning(
     assert job.state.status().shards["evaluation"].done == 1
 
 
-def test_a_dead_workers_summary_is_asked_of_another(bench: type[Bench]) -> None:
-    job = training(bench)
+def test_a_dead_workers_summary_is_asked_of_another() -> None:
+    job = training()
     open_round(job)
     job.finish(0, job.lease(0), metrics=ONE)
     assert job.lease(0).task is Task.SUMMARY
@@ -153,10 +147,8 @@ def one_round(job: Bench, number: int, version: int, by: int) -> dict[str, Any]:
     return json.loads(lease.payload)
 
 
-def test_one_worker_makes_all_summaries_as_long_as_it_lives_and_others_are_told_why(
-    bench: type[Bench],
-) -> None:
-    job = training(bench, records_per_task=8)
+def test_one_worker_makes_all_summaries_as_long_as_it_lives_and_others_are_told_why() -> None:
+    job = training(records_per_task=8)
     assert one_round(job, 0, 10, by=1)["history"] == []
     open_round(job, 20)
     for index in (0, 1):
@@ -167,8 +159,8 @@ def test_one_worker_makes_all_summaries_as_long_as_it_lives_and_others_are_told_
     assert job.lease(1).task is Task.SUMMARY
 
 
-def test_who_takes_over_the_summaries_is_told_the_rounds_before(bench: type[Bench]) -> None:
-    job = training(bench, records_per_task=8)
+def test_who_takes_over_the_summaries_is_told_the_rounds_before() -> None:
+    job = training(records_per_task=8)
     lease = job.lease(0)
     job.progress(0, lease, 4, loss=0.5)
     one_round(job, 0, 10, by=1)
@@ -181,8 +173,8 @@ def test_who_takes_over_the_summaries_is_told_the_rounds_before(bench: type[Benc
     assert payload["history"] == [{"round": 0, "epoch": 0, "values": {"auc": 0.1}, "loss": 0.5}]
 
 
-def test_a_summary_does_not_wait_for_ever_for_a_worker_that_is_busy(bench: type[Bench]) -> None:
-    job = training(bench, records_per_task=8)
+def test_a_summary_does_not_wait_for_ever_for_a_worker_that_is_busy() -> None:
+    job = training(records_per_task=8)
     one_round(job, 0, 10, by=1)
     open_round(job, 20)
     for _ in range(2):
@@ -199,10 +191,8 @@ def test_a_summary_does_not_wait_for_ever_for_a_worker_that_is_busy(bench: type[
     assert job.lease(0).task is Task.SUMMARY
 
 
-def test_a_summary_that_hangs_is_asked_of_another_worker_after_five_minutes(
-    bench: type[Bench],
-) -> None:
-    job = training(bench, stall_seconds=0)
+def test_a_summary_that_hangs_is_asked_of_another_worker_after_five_minutes() -> None:
+    job = training(stall_seconds=0)
     open_round(job)
     job.finish(0, job.lease(0), metrics=ONE)
     assert job.lease(0).task is Task.SUMMARY
@@ -213,8 +203,8 @@ def test_a_summary_that_hangs_is_asked_of_another_worker_after_five_minutes(
     assert job.lease(1).task is Task.SUMMARY
 
 
-def test_states_of_another_shape_fail_the_shard_and_not_the_sum(bench: type[Bench]) -> None:
-    job = training(bench, records_per_task=8)
+def test_states_of_another_shape_fail_the_shard_and_not_the_sum() -> None:
+    job = training(records_per_task=8)
     open_round(job)
     first, second = job.lease(0), job.lease(1)
     job.finish(0, first, metrics=ONE)
@@ -227,8 +217,8 @@ def test_states_of_another_shape_fail_the_shard_and_not_the_sum(bench: type[Benc
     assert json.loads(job.lease(0).payload)["metrics"] == {"auc": [[2.0, 4.0], [1.0]]}
 
 
-def test_a_round_whose_view_goes_with_a_server_is_begun_again(bench: type[Bench]) -> None:
-    job = training(bench)
+def test_a_round_whose_view_goes_with_a_server_is_begun_again() -> None:
+    job = training()
     open_round(job)
     lease = job.lease(0)
     commands = job.die(job.ps(0))
@@ -241,10 +231,8 @@ def test_a_round_whose_view_goes_with_a_server_is_begun_again(bench: type[Bench]
     assert job.lease(1).version == 12
 
 
-def test_training_leases_of_a_revoked_worker_come_back_when_its_last_reports_are_in(
-    bench: type[Bench],
-) -> None:
-    job = training(bench)
+def test_training_leases_of_a_revoked_worker_come_back_when_its_last_reports_are_in() -> None:
+    job = training()
     trained = job.lease(0)
     open_round(job)
     job.lease(0)
@@ -261,8 +249,8 @@ def test_training_leases_of_a_revoked_worker_come_back_when_its_last_reports_are
     assert job.total["trained"] == 16
 
 
-def test_a_cut_that_fails_or_is_never_answered_is_tried_again(bench: type[Bench]) -> None:
-    job = training(bench)
+def test_a_cut_that_fails_or_is_never_answered_is_tried_again() -> None:
+    job = training()
     job.put(e.VersionAdvanced(0, 10))
     job.put(e.SnapshotFailed(0, SnapshotId(0), "ps-0 did not answer"))
     assert job.said("ps-0 did not answer")
@@ -275,12 +263,11 @@ def test_a_cut_that_fails_or_is_never_answered_is_tried_again(bench: type[Bench]
     assert job.of(c.DropSnapshot, commands) == [c.DropSnapshot(SnapshotId(1))]
 
 
-def test_the_final_round_comes_after_all_training_and_before_the_end(bench: type[Bench]) -> None:
-    job = bench(validation_data="v", num_workers=1)
-    job.up()
+def test_the_final_round_comes_after_all_training_and_before_the_end() -> None:
+    job = Bench.running(validation_data="v", num_workers=1)
     job.train_all()
     assert job.state.status().phase == "evaluating"
-    job.put(e.SnapshotCut(0, job.of(c.TakeSnapshot)[-1].snapshot, 8, {}))
+    job.cut(8)
     job.finish(0, job.lease(), metrics=ONE)
     job.lease()
     assert not job.of(c.WorkFinished)
@@ -289,9 +276,8 @@ def test_the_final_round_comes_after_all_training_and_before_the_end(bench: type
     assert job.state.status().rounds[0].values == {"auc": 0.9}
 
 
-def test_work_is_not_said_to_be_over_while_a_round_of_before_is_open(bench: type[Bench]) -> None:
-    job = bench(validation_data="v", evaluation_steps=10, num_workers=1)
-    job.up()
+def test_work_is_not_said_to_be_over_while_a_round_of_before_is_open() -> None:
+    job = Bench.running(validation_data="v", evaluation_steps=10, num_workers=1)
     open_round(job)
     assert job.lease().round == 0
     for _ in range(4):
@@ -301,8 +287,8 @@ def test_work_is_not_said_to_be_over_while_a_round_of_before_is_open(bench: type
     assert not job.said("final evaluation begins")
 
 
-def test_a_callback_in_the_summary_may_end_training(bench: type[Bench]) -> None:
-    job = training(bench)
+def test_a_callback_in_the_summary_may_end_training() -> None:
+    job = training()
     open_round(job)
     job.finish(0, job.lease(0), metrics=ONE)
     job.lease(0)
@@ -312,8 +298,8 @@ def test_a_callback_in_the_summary_may_end_training(bench: type[Bench]) -> None:
     assert (job.total["trained"], job.total["left"]) == (0, job.total["expected"])
 
 
-def test_elasticdl_evaluate_is_one_round_on_the_restored_parameters(bench: type[Bench]) -> None:
-    job = bench(Action.EVALUATE, num_ps_pods=2)
+def test_elasticdl_evaluate_is_one_round_on_the_restored_parameters() -> None:
+    job = Bench(Action.EVALUATE, num_ps_pods=2)
     job.start()
     # What they restored is told as they attach: no heartbeat has come yet, and the master read no
     # ledger.
@@ -341,10 +327,8 @@ def test_elasticdl_evaluate_is_one_round_on_the_restored_parameters(bench: type[
     }
 
 
-def test_a_job_that_begins_with_others_parameters_counts_steps_from_their_version(
-    bench: type[Bench],
-) -> None:
-    job = bench(validation_data="v", evaluation_steps=100, checkpoint_steps=100, num_workers=1)
+def test_a_job_that_begins_with_others_parameters_counts_steps_from_their_version() -> None:
+    job = Bench(validation_data="v", evaluation_steps=100, checkpoint_steps=100, num_workers=1)
     job.start()
     job.attach(job.ps(0), restored=1000)
     job.attach(job.worker(0))
@@ -353,10 +337,8 @@ def test_a_job_that_begins_with_others_parameters_counts_steps_from_their_versio
     assert job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 1100)))
 
 
-def test_validation_code_that_always_fails_fails_the_job_with_its_reasons(
-    bench: type[Bench],
-) -> None:
-    job = training(bench)
+def test_validation_code_that_always_fails_fails_the_job_with_its_reasons() -> None:
+    job = training()
     open_round(job)
     for index, name in enumerate([0, 1, 2]):
         lease = job.lease(name)

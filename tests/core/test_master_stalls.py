@@ -57,16 +57,14 @@ def tells(
 # each phase names what it waits for
 
 
-def in_training(bench: type[Bench]) -> tuple[Bench, tuple[str, tuple[str], str]]:
-    job = bench(num_workers=1)
-    job.up()
+def in_training() -> tuple[Bench, tuple[str, tuple[str], str]]:
+    job = Bench.running(num_workers=1)
     job.lease()
     return job, ("training shard 0", ("worker-0",), "0 of 16 records reported")
 
 
-def with_work_that_nobody_takes(bench: type[Bench]) -> tuple[Bench, tuple[str, tuple[str], str]]:
-    job = bench(num_workers=1)
-    job.up()
+def with_work_that_nobody_takes() -> tuple[Bench, tuple[str, tuple[str], str]]:
+    job = Bench.running(num_workers=1)
     return job, (
         "a request for one of 4 free training shards",
         ("worker-0",),
@@ -74,49 +72,41 @@ def with_work_that_nobody_takes(bench: type[Bench]) -> tuple[Bench, tuple[str, t
     )
 
 
-def with_a_dead_worker_that_is_not_settled(
-    bench: type[Bench],
-) -> tuple[Bench, tuple[str, tuple[str], str]]:
-    job = bench(num_workers=1)
-    job.up()
+def with_a_dead_worker_that_is_not_settled() -> tuple[Bench, tuple[str, tuple[str], str]]:
+    job = Bench.running(num_workers=1)
     job.lease()
     job.die(job.worker(0))
     job.attach(job.worker(1))
     return job, ("updates of worker-0", ("ps-0",), "1 shard")
 
 
-def waiting_for_a_frozen_view(bench: type[Bench]) -> tuple[Bench, tuple[str, tuple[str], str]]:
-    job = bench(num_workers=1, validation_data="v")
-    job.up()
+def waiting_for_a_frozen_view() -> tuple[Bench, tuple[str, tuple[str], str]]:
+    job = Bench.running(num_workers=1, validation_data="v")
     job.train_all()
     return job, ("frozen view of evaluation round 0", ("ps-0",), "")
 
 
-def evaluating(bench: type[Bench]) -> tuple[Bench, tuple[str, tuple[str], str]]:
-    job = bench(Action.EVALUATE, num_workers=1)
-    job.up()
+def evaluating() -> tuple[Bench, tuple[str, tuple[str], str]]:
+    job = Bench.running(action=Action.EVALUATE, num_workers=1)
     job.lease()
     return job, ("evaluation shard 0", ("worker-0",), "0 of 16 records")
 
 
-def summarising(bench: type[Bench]) -> tuple[Bench, tuple[str, tuple[str], str]]:
-    job = bench(Action.EVALUATE, num_workers=1)
-    job.up()
+def summarising() -> tuple[Bench, tuple[str, tuple[str], str]]:
+    job = Bench.running(action=Action.EVALUATE, num_workers=1)
     job.finish(0, job.lease())
     return job, ("summary of evaluation round 0", ("worker-0",), "no worker has taken it")
 
 
-def exporting(bench: type[Bench]) -> tuple[Bench, tuple[str, tuple[str], str]]:
-    job = bench(num_workers=1, output="o")
-    job.up()
+def exporting() -> tuple[Bench, tuple[str, tuple[str], str]]:
+    job = Bench.running(num_workers=1, output="o")
     job.train_all()
     assert job.lease().task is Task.EXPORT
     return job, ("the export of the model", ("worker-0",), "")
 
 
-def taking_the_last_checkpoint(bench: type[Bench]) -> tuple[Bench, tuple[str, tuple[str], str]]:
-    job = bench(num_workers=1, checkpoint_steps=100)
-    job.up()
+def taking_the_last_checkpoint() -> tuple[Bench, tuple[str, tuple[str], str]]:
+    job = Bench.running(num_workers=1, checkpoint_steps=100)
     job.train_all()
     return job, ("frozen view for a checkpoint", ("ps-0",), "")
 
@@ -134,10 +124,8 @@ PHASES = [
 
 
 @pytest.mark.parametrize("scene", PHASES, ids=lambda scene: scene.__name__)
-def test_each_phase_says_what_it_waits_for_and_from_whom(
-    bench: type[Bench], scene: Callable[..., Any]
-) -> None:
-    job, (what, debtors, numbers) = scene(bench)
+def test_each_phase_says_what_it_waits_for_and_from_whom(scene: Callable[..., Any]) -> None:
+    job, (what, debtors, numbers) = scene()
     job.tick(0.0)
     before_s = job.t
     commands = wait(job, S + 1)
@@ -155,9 +143,8 @@ def test_each_phase_says_what_it_waits_for_and_from_whom(
     assert job.state.status().waiting[0].startswith("stalled for")
 
 
-def test_a_job_that_moves_does_not_stand_still(bench: type[Bench]) -> None:
-    job = bench(num_workers=1)
-    job.up()
+def test_a_job_that_moves_does_not_stand_still() -> None:
+    job = Bench.running(num_workers=1)
     lease = job.lease()
     for offset in (4, 8, 12):
         wait(job, S - 1)
@@ -166,9 +153,8 @@ def test_a_job_that_moves_does_not_stand_still(bench: type[Bench]) -> None:
     assert job.state.status().stall is None
 
 
-def test_the_bound_grows_with_what_the_job_has_shown_of_itself(bench: type[Bench]) -> None:
-    job = bench(num_workers=1)
-    job.up()
+def test_the_bound_grows_with_what_the_job_has_shown_of_itself() -> None:
+    job = Bench.running(num_workers=1)
     lease = job.lease()
     wait(job, 50)
     job.progress(0, lease, 4)
@@ -178,8 +164,8 @@ def test_the_bound_grows_with_what_the_job_has_shown_of_itself(bench: type[Bench
     assert len(told(job)) == 1
 
 
-def test_a_job_whose_processes_have_no_place_yet_does_not_stand_still(bench: type[Bench]) -> None:
-    job = bench(num_workers=1)
+def test_a_job_whose_processes_have_no_place_yet_does_not_stand_still() -> None:
+    job = Bench(num_workers=1)
     job.start()
     job.attach(job.ps(0))
     job.put(e.ProcessSeen(0, job.worker(0), False, waiting_for="quota team exhausted"))
@@ -188,9 +174,8 @@ def test_a_job_whose_processes_have_no_place_yet_does_not_stand_still(bench: typ
     assert job.state.status().stall is None
 
 
-def test_time_in_which_the_master_itself_did_not_run_does_not_count(bench: type[Bench]) -> None:
-    job = bench(num_workers=1)
-    job.up()
+def test_time_in_which_the_master_itself_did_not_run_does_not_count() -> None:
+    job = Bench.running(num_workers=1)
     job.lease()
     wait(job, S - 5)
     job.t += 100
@@ -199,9 +184,8 @@ def test_time_in_which_the_master_itself_did_not_run_does_not_count(bench: type[
     assert told(job) == []
 
 
-def test_a_stall_that_ends_by_itself_is_told_to_be_over(bench: type[Bench]) -> None:
-    job = bench(num_workers=1)
-    job.up()
+def test_a_stall_that_ends_by_itself_is_told_to_be_over() -> None:
+    job = Bench.running(num_workers=1)
     lease = job.lease()
     wait(job, S + 10)
     job.progress(0, lease, 8)
@@ -216,9 +200,8 @@ def test_a_stall_that_ends_by_itself_is_told_to_be_over(bench: type[Bench]) -> N
 # slow user code
 
 
-def test_user_code_that_takes_long_is_a_named_wait_and_no_stall(bench: type[Bench]) -> None:
-    job = bench(num_workers=1)
-    job.up()
+def test_user_code_that_takes_long_is_a_named_wait_and_no_stall() -> None:
+    job = Bench.running(num_workers=1)
     lease = job.lease()
     wait(job, 5)
     job.put(e.ActivityReported(0, job.worker(0), "feed", 5.0))
@@ -237,9 +220,8 @@ def test_user_code_that_takes_long_is_a_named_wait_and_no_stall(bench: type[Benc
     assert any(text.startswith("waited") and "user code" in text for text in told(job, "wait"))
 
 
-def test_a_worker_that_never_comes_out_of_its_code_is_replaced(bench: type[Bench]) -> None:
-    job = bench(num_workers=1)
-    job.up()
+def test_a_worker_that_never_comes_out_of_its_code_is_replaced() -> None:
+    job = Bench.running(num_workers=1)
     job.lease()
     job.put(e.ActivityReported(0, job.worker(0), "feed", 0.0))
     wait(job, 10 * S - 1)
@@ -252,18 +234,15 @@ def test_a_worker_that_never_comes_out_of_its_code_is_replaced(bench: type[Bench
     assert (gone.state, gone.cause) == ("lost", "hung")
 
 
-def test_a_holder_of_the_export_that_hangs_in_feed_has_no_more_time_for_it(
-    bench: type[Bench],
-) -> None:
-    job, _ = exporting(bench)
+def test_a_holder_of_the_export_that_hangs_in_feed_has_no_more_time_for_it() -> None:
+    job, _ = exporting()
     job.put(e.ActivityReported(0, job.worker(0), "feed", 0.0))
     (stop,) = job.of(c.StopProcess, wait(job, 10 * S + 1))
     assert "hung: in feed for 601 s; the limit is 600 s" in stop.reason
 
 
-def test_a_task_that_nobody_takes_is_owed_by_a_worker_that_hangs(bench: type[Bench]) -> None:
-    job = bench(num_workers=1, validation_data="v", evaluation_steps=10)
-    job.up()
+def test_a_task_that_nobody_takes_is_owed_by_a_worker_that_hangs() -> None:
+    job = Bench.running(num_workers=1, validation_data="v", evaluation_steps=10)
     job.lease()
     job.put(e.VersionAdvanced(0, 10))
     (cut,) = job.of(c.TakeSnapshot)
@@ -277,9 +256,8 @@ def test_a_task_that_nobody_takes_is_owed_by_a_worker_that_hangs(bench: type[Ben
     assert job.of(c.StopProcess, wait(job, S + 1))
 
 
-def test_code_that_has_taken_long_before_may_take_ten_times_that(bench: type[Bench]) -> None:
-    job = bench(num_workers=1)
-    job.up()
+def test_code_that_has_taken_long_before_may_take_ten_times_that() -> None:
+    job = Bench.running(num_workers=1)
     lease = job.lease()
     job.put(e.ActivityReported(0, job.worker(0), "feed", 0.0))
     wait(job, 100)
@@ -291,10 +269,8 @@ def test_code_that_has_taken_long_before_may_take_ten_times_that(bench: type[Ben
     assert job.of(c.StopProcess, wait(job, 2000))
 
 
-def test_time_that_a_start_or_long_code_took_is_no_time_without_progress(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_workers=2)
+def test_time_that_a_start_or_long_code_took_is_no_time_without_progress() -> None:
+    job = Bench(num_workers=2)
     job.start()
     job.attach(job.ps(0))
     job.put(e.ProcessAttached(0, job.worker(0), starting=True))
@@ -313,9 +289,8 @@ def test_time_that_a_start_or_long_code_took_is_no_time_without_progress(
 # what is done about it
 
 
-def test_a_debtor_that_does_not_help_is_replaced_and_then_the_job_ends(bench: type[Bench]) -> None:
-    job = bench(num_workers=1)
-    job.up()
+def test_a_debtor_that_does_not_help_is_replaced_and_then_the_job_ends() -> None:
+    job = Bench.running(num_workers=1)
     wait(job, S + 1)
     assert not job.of(c.StopProcess, wait(job, S / 2 - 2))
     (stop,) = job.of(c.StopProcess, wait(job, 2))
@@ -335,15 +310,11 @@ def test_a_debtor_that_does_not_help_is_replaced_and_then_the_job_ends(bench: ty
     job.die(job.ps(0))
     wait(job, 1)
     assert job.end.exit_code == ExitCode.STALLED
-    assert [text.partition(":")[0] for text in told(job)] == [
-        "the job is stalled",
-        "still stalled",
-    ]
+    assert [text.partition(":")[0] for text in told(job)] == ["the job is stalled", "still stalled"]
 
 
-def test_nobody_else_is_replaced_for_what_came_with_the_end_of_a_worker(bench: type[Bench]) -> None:
-    job = bench(num_workers=1)
-    job.up()
+def test_nobody_else_is_replaced_for_what_came_with_the_end_of_a_worker() -> None:
+    job = Bench.running(num_workers=1)
     job.lease()
     wait(job, S + 1)
     job.put(e.ActivityReported(0, job.worker(0), "feed", S))
@@ -354,9 +325,8 @@ def test_nobody_else_is_replaced_for_what_came_with_the_end_of_a_worker(bench: t
     assert [str(command.name) for command in job.of(c.StopProcess)] == ["worker-0"]
 
 
-def test_a_job_that_ends_as_stalled_keeps_what_was_learnt(bench: type[Bench]) -> None:
-    job = bench(num_workers=1, checkpoint_steps=100)
-    job.up()
+def test_a_job_that_ends_as_stalled_keeps_what_was_learnt() -> None:
+    job = Bench.running(num_workers=1, checkpoint_steps=100)
     job.finish(0, job.lease())
     wait(job, 3 * S)
     job.die(job.worker(0))
@@ -373,9 +343,8 @@ def test_a_job_that_ends_as_stalled_keeps_what_was_learnt(bench: type[Bench]) ->
     assert [one.version for one in job.state.status().checkpoints] == [2]
 
 
-def test_with_zero_seconds_it_only_says_what_it_waits_for(bench: type[Bench]) -> None:
-    job = bench(num_workers=1, stall_seconds=0)
-    job.up()
+def test_with_zero_seconds_it_only_says_what_it_waits_for() -> None:
+    job = Bench.running(num_workers=1, stall_seconds=0)
     wait(job, 20 * S)
     assert len(told(job)) == 1
     assert job.state.status().stall is not None
@@ -383,11 +352,8 @@ def test_with_zero_seconds_it_only_says_what_it_waits_for(bench: type[Bench]) ->
     assert job.state.status().outcome is None
 
 
-def test_a_worker_that_works_on_another_shard_than_it_was_leased_gets_a_new_lease(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_workers=1, validation_data="v")
-    job.up()
+def test_a_worker_that_works_on_another_shard_than_it_was_leased_gets_a_new_lease() -> None:
+    job = Bench.running(num_workers=1, validation_data="v")
     job.train_all()
     (cut,) = job.of(c.TakeSnapshot)
     job.put(e.SnapshotCut(0, cut.snapshot, 8, {}))
@@ -399,9 +365,8 @@ def test_a_worker_that_works_on_another_shard_than_it_was_leased_gets_a_new_leas
     assert (again.shard, again.attempt) == (lost.shard, lost.attempt + 1)
 
 
-def test_leases_that_only_one_side_knows_of_are_given_out_again(bench: type[Bench]) -> None:
-    job = bench(num_workers=1, validation_data="v")
-    job.up()
+def test_leases_that_only_one_side_knows_of_are_given_out_again() -> None:
+    job = Bench.running(num_workers=1, validation_data="v")
     job.train_all()
     (cut,) = job.of(c.TakeSnapshot)
     job.put(e.SnapshotCut(0, cut.snapshot, 8, {}))
@@ -413,9 +378,8 @@ def test_leases_that_only_one_side_knows_of_are_given_out_again(bench: type[Benc
     assert (again.shard, again.attempt) == (lost.shard, lost.attempt + 1)
 
 
-def test_a_worker_that_holds_what_it_was_not_leased_loses_it(bench: type[Bench]) -> None:
-    job = bench(num_workers=1)
-    job.up()
+def test_a_worker_that_holds_what_it_was_not_leased_loses_it() -> None:
+    job = Bench.running(num_workers=1)
     lease = job.lease()
     job.put(
         e.LeaseReturned(
@@ -428,11 +392,8 @@ def test_a_worker_that_holds_what_it_was_not_leased_loses_it(bench: type[Bench])
     assert revoked.worker == job.worker(0)
 
 
-def test_a_worker_that_forgot_a_training_shard_is_replaced_and_settled_exactly(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_workers=1)
-    job.up()
+def test_a_worker_that_forgot_a_training_shard_is_replaced_and_settled_exactly() -> None:
+    job = Bench.running(num_workers=1)
     lease = job.lease()
     wait(job, S + 1)
     commands = tells(job, job.worker(0))
@@ -535,10 +496,7 @@ def test_a_ring_that_nothing_helps_ends_with_its_own_exit_code_and_the_diagnosis
     assert world.finish.exit_code is ExitCode.STALLED
     assert "waiting for records" in world.finish.message
     steps = [text.partition(": ")[2] for text in told(world) if text.startswith("still stalled")]
-    assert steps[:2] == [
-        "forming a new generation of the ring",
-        "replacing worker-0",
-    ]
+    assert steps[:2] == ["forming a new generation of the ring", "replacing worker-0"]
     assert world.t < 600
 
 

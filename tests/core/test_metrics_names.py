@@ -51,12 +51,11 @@ GAUGES = {
 
 
 @pytest.fixture
-def status(bench: type[Bench]) -> JobStatus:
+def status() -> JobStatus:
     """Of a real core: a worker that was killed, a checkpoint, an evaluation's values; and what an
     onlooker adds.
     """
-    job = bench(num_workers=2, checkpoint_steps=10)
-    job.up(2)
+    job = Bench.running(2, num_workers=2, checkpoint_steps=10)
     job.t = 10.0
     lease = job.lease(0)
     job.finish(0, lease, loss=0.25, version=12)
@@ -156,9 +155,8 @@ def test_names_have_units_and_counters_say_so(status: JobStatus) -> None:
             assert not re.search(r"_(ms|s|mb|kb|percent)(_|$)", sample.name)
 
 
-def test_a_counter_never_falls_while_a_job_goes_on(bench: type[Bench]) -> None:
-    job = bench(num_workers=1)
-    job.up()
+def test_a_counter_never_falls_while_a_job_goes_on() -> None:
+    job = Bench.running(num_workers=1)
     before: dict[tuple[Any, ...], float] = {}
     for index in range(3):
         lease = job.lease(index)
@@ -182,8 +180,8 @@ def test_processes_with_numbers_of_their_own_are_bounded(status: JobStatus) -> N
     assert len(families["elasticdl_process_resident_memory_bytes"].samples) == MOST_PROCESSES
 
 
-def test_a_job_that_has_not_begun_has_numbers_already(bench: type[Bench]) -> None:
-    families = scraped(bench().state.status())
+def test_a_job_that_has_not_begun_has_numbers_already() -> None:
+    families = scraped(Bench().state.status())
     assert (
         value(families, "elasticdl_records_trained_total") == 0
         and not families["elasticdl_loss"].samples

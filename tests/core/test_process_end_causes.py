@@ -139,10 +139,9 @@ def test_an_end_out_of_memory_names_limit_and_peak(
     ids=lambda status: verdict_of(status).cause,
 )
 def test_what_a_cluster_does_is_borne_for_ever_and_the_worker_comes_back(
-    bench: type[Bench], status: ExitStatus
+    status: ExitStatus,
 ) -> None:
-    job = bench()
-    job.up()
+    job = Bench.running()
     for index in range(100):
         assert names(job, job.die(job.worker(index), status)) == [f"worker-{index + 1}"]
         job.attach(job.worker(index + 1))
@@ -154,10 +153,9 @@ def test_what_a_cluster_does_is_borne_for_ever_and_the_worker_comes_back(
     "status", [NODE_LOST, PREEMPTED, EVICTED, ExitStatus(reason="NodeLost", asked=True)]
 )
 def test_silence_is_explained_by_the_platform_when_it_tells_and_costs_nothing_then(
-    bench: type[Bench], status: ExitStatus
+    status: ExitStatus,
 ) -> None:
-    job = bench()
-    job.up()
+    job = Bench.running()
     for index in range(60):
         job.put(e.ProcessSilent(0, job.worker(index), 10.0))
         assert cause_of(job, f"worker-{index}") == "silent"
@@ -168,21 +166,16 @@ def test_silence_is_explained_by_the_platform_when_it_tells_and_costs_nothing_th
     assert job.state.status().exit_code is None
 
 
-def test_one_that_fell_silent_for_lack_of_memory_is_followed_by_one_with_more(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_workers=1, **ON_KUBERNETES)
-    job.up()
+def test_one_that_fell_silent_for_lack_of_memory_is_followed_by_one_with_more() -> None:
+    job = Bench.running(num_workers=1, **ON_KUBERNETES)
     job.put(e.ProcessSilent(0, job.worker(0), 10.0))
     job.die(job.worker(0), OUT_OF_MEMORY)
     (start,) = started(job, job.die(job.worker(1)))
     assert start.memory_bytes == 3 * GIB // 2
 
 
-def test_an_image_that_nobody_of_that_role_ever_had_fails_the_job_with_the_registrys_words(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_workers=2)
+def test_an_image_that_no_pod_of_that_role_had_fails_the_job_with_the_registrys_words() -> None:
+    job = Bench(num_workers=2)
     job.start()
     job.put(
         e.ProcessSeen(0, job.worker(0), running=False, waiting_for="image zoo:1 cannot be pulled")
@@ -197,8 +190,8 @@ def test_an_image_that_nobody_of_that_role_ever_had_fails_the_job_with_the_regis
     )
 
 
-def test_a_program_that_never_started_fails_the_job_at_its_third_try(bench: type[Bench]) -> None:
-    job = bench(num_workers=1)
+def test_a_program_that_never_started_fails_the_job_at_its_third_try() -> None:
+    job = Bench(num_workers=1)
     job.start()
     job.attach(job.ps(0))
     for index in range(2):
@@ -208,8 +201,8 @@ def test_a_program_that_never_started_fails_the_job_at_its_third_try(bench: type
     assert job.state.status().outcome == 'worker-2: could not be started: exec: "trian": not found'
 
 
-def test_what_no_other_process_could_do_either_is_not_tried_again(bench: type[Bench]) -> None:
-    job = bench(num_workers=2)
+def test_what_no_other_process_could_do_either_is_not_tried_again() -> None:
+    job = Bench(num_workers=2)
     job.start()
     job.attach(job.ps(0))
     status = ExitStatus(exit_code=70, log_tail="E lifecycle: CannotRun: Horovod is missing")
@@ -223,10 +216,9 @@ def test_what_no_other_process_could_do_either_is_not_tried_again(bench: type[Be
     "status", [no_image("registry away"), no_program("runtime busy")], ids=["image", "start"]
 )
 def test_where_one_ran_before_starts_are_tried_again_with_growing_pauses(
-    bench: type[Bench], status: ExitStatus
+    status: ExitStatus,
 ) -> None:
-    job = bench(num_workers=2)
-    job.up(2)
+    job = Bench.running(2, num_workers=2)
     delays = []
     for index in range(1, 9):
         (start,) = started(job, job.die(job.worker(index), status))
@@ -265,11 +257,8 @@ def test_memory_grows_by_half_up_to_the_limit_and_never_shrinks() -> None:
     assert memory.raised(Role.WORKER) == 200
 
 
-def test_a_worker_out_of_memory_gets_more_and_at_the_limit_the_failure_names_limit_and_shard(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_workers=1, **ON_KUBERNETES)
-    job.up()
+def test_a_worker_out_of_memory_gets_more_up_to_a_limit_that_the_failure_names() -> None:
+    job = Bench.running(num_workers=1, **ON_KUBERNETES)
     assert [start.memory_bytes for start in started(job)] == [None, None]
     given = []
     for index in range(4):
@@ -292,11 +281,10 @@ def test_a_worker_out_of_memory_gets_more_and_at_the_limit_the_failure_names_lim
     assert "--worker-resource-limit" in present(job.state._context.outcome).hint
 
 
-def test_a_shard_that_is_too_big_for_every_worker_is_parked_like_any_other(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_workers=1, max_failed_shards=1, **ON_KUBERNETES | {"oom_memory_limit": "1Gi"})
-    job.up()
+def test_a_shard_that_is_too_big_for_every_worker_is_parked_like_any_other() -> None:
+    job = Bench.running(
+        num_workers=1, max_failed_shards=1, **ON_KUBERNETES | {"oom_memory_limit": "1Gi"}
+    )
     for index in range(3):
         job.lease(index)
         job.die(job.worker(index), OUT_OF_MEMORY)
@@ -307,13 +295,10 @@ def test_a_shard_that_is_too_big_for_every_worker_is_parked_like_any_other(
     job.train_all(3)
 
 
-def test_a_server_out_of_memory_at_its_limit_fails_the_job_at_the_fourth_time(
-    bench: type[Bench],
-) -> None:
-    job = bench(
+def test_a_server_out_of_memory_at_its_limit_fails_the_job_at_the_fourth_time() -> None:
+    job = Bench.running(
         **ON_KUBERNETES | {"oom_memory_limit": "512Mi", "worker_resource_limit": "memory=256Mi"}
     )
-    job.up()
     for incarnation in range(4):
         assert job.state.status().exit_code is None
         job.die(job.ps(0, incarnation), OUT_OF_MEMORY)
@@ -324,9 +309,8 @@ def test_a_server_out_of_memory_at_its_limit_fails_the_job_at_the_fourth_time(
     )
 
 
-def test_more_memory_is_ordered_again_with_a_start_that_was_refused(bench: type[Bench]) -> None:
-    job = bench(num_workers=1, **ON_KUBERNETES)
-    job.up()
+def test_more_memory_is_ordered_again_with_a_start_that_was_refused() -> None:
+    job = Bench.running(num_workers=1, **ON_KUBERNETES)
     job.die(job.worker(0), OUT_OF_MEMORY)
     job.put(e.CreateFailed(0, job.worker(1), QUOTA, retry=True))
     (start,) = started(job, job.tick(1.1))
@@ -336,17 +320,16 @@ def test_more_memory_is_ordered_again_with_a_start_that_was_refused(bench: type[
 # waits
 
 
-def four_workers(bench: type[Bench], placed: int = 2, **flags: Any) -> Bench:
+def four_workers(placed: int = 2, **flags: Any) -> Bench:
     """A job with room for only some of its four workers."""
-    job = bench(**{"num_workers": "1:4"} | flags)
-    job.up(placed)
+    job = Bench.running(placed, **{"num_workers": "1:4"} | flags)
     for index in range(placed, 4):
         job.put(e.CreateFailed(0, job.worker(index), QUOTA, retry=True))
     return job
 
 
-def test_a_quota_is_one_named_wait_of_the_job_and_training_goes_on(bench: type[Bench]) -> None:
-    job = four_workers(bench)
+def test_a_quota_is_one_named_wait_of_the_job_and_training_goes_on() -> None:
+    job = four_workers()
     assert job.state.status().waiting[0] == f"2 of 4 workers scheduled; {QUOTA}"
     job.tick(1)
     for _ in range(50):
@@ -357,8 +340,8 @@ def test_a_quota_is_one_named_wait_of_the_job_and_training_goes_on(bench: type[B
     assert job.state.status().exit_code is None
 
 
-def test_the_wait_is_told_when_it_changes_and_when_it_is_over(bench: type[Bench]) -> None:
-    job = four_workers(bench)
+def test_the_wait_is_told_when_it_changes_and_when_it_is_over() -> None:
+    job = four_workers()
     job.tick(1)
     job.put(
         e.ProcessSeen(
@@ -380,8 +363,8 @@ def test_the_wait_is_told_when_it_changes_and_when_it_is_over(bench: type[Bench]
     ]
 
 
-def test_being_placed_takes_a_moment_that_is_no_wait(bench: type[Bench]) -> None:
-    job = bench(num_workers=2)
+def test_being_placed_takes_a_moment_that_is_no_wait() -> None:
+    job = Bench(num_workers=2)
     job.start()
     job.put(e.ProcessSeen(0, job.worker(0), running=False, waiting_for="node n1 is preparing it"))
     job.tick(4)
@@ -393,8 +376,8 @@ def test_being_placed_takes_a_moment_that_is_no_wait(bench: type[Bench]) -> None
     ]
 
 
-def test_fewer_workers_than_wanted_at_least_is_said_and_still_trains(bench: type[Bench]) -> None:
-    job = four_workers(bench, placed=1, num_workers="3:4")
+def test_fewer_workers_than_wanted_at_least_is_said_and_still_trains() -> None:
+    job = four_workers(placed=1, num_workers="3:4")
     assert (
         job.state.status().waiting[0]
         == f"1 of 4 workers scheduled, below the minimum of 3; {QUOTA}"
@@ -404,8 +387,8 @@ def test_fewer_workers_than_wanted_at_least_is_said_and_still_trains(bench: type
     assert job.state.status().exit_code is None
 
 
-def test_a_server_without_a_place_is_named_to_those_who_wait_for_it(bench: type[Bench]) -> None:
-    job = bench(num_ps_pods=2)
+def test_a_server_without_a_place_is_named_to_those_who_wait_for_it() -> None:
+    job = Bench(num_ps_pods=2)
     job.start()
     job.attach(job.ps(0), job.worker(0))
     job.put(
@@ -424,10 +407,8 @@ def test_a_server_without_a_place_is_named_to_those_who_wait_for_it(bench: type[
     ]
 
 
-def test_refused_processes_ask_again_at_different_times_and_at_most_every_30_s(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_workers=20)
+def test_refused_processes_ask_again_at_different_times_and_at_most_every_30_s() -> None:
+    job = Bench(num_workers=20)
     job.start()
     pauses: dict[str, list[float]] = {}
     asked = dict.fromkeys((job.worker(index) for index in range(20)), 0.0)
@@ -447,8 +428,8 @@ def test_refused_processes_ask_again_at_different_times_and_at_most_every_30_s(
     assert len(told(job)) <= 2, "once more when the servers are waited for, too"
 
 
-def test_a_forbidden_creation_names_verb_and_resource_and_exits_with_3(bench: type[Bench]) -> None:
-    job = bench()
+def test_a_forbidden_creation_names_verb_and_resource_and_exits_with_3() -> None:
+    job = Bench()
     job.start()
     words = "service account elasticdl of namespace ns may not create pods in namespace ns"
     job.put(e.CreateFailed(0, job.ps(0), words, retry=False))
@@ -461,18 +442,16 @@ def test_a_forbidden_creation_names_verb_and_resource_and_exits_with_3(bench: ty
 # coming up
 
 
-def limited(bench: type[Bench], starting: int, **flags: Any) -> Bench:
+def limited(starting: int, **flags: Any) -> Bench:
     from elasticdl.master.core.state import JobState
 
-    job = bench(**flags)
+    job = Bench(**flags)
     job.state = JobState(job.spec, Limits(starting=starting))
     return job
 
 
-def test_workers_come_up_a_few_at_a_time_where_the_place_wants_it_so_and_it_is_told(
-    bench: type[Bench],
-) -> None:
-    job = limited(bench, 2, num_workers=6, records_per_task=8)
+def test_workers_come_up_a_few_at_a_time_where_the_place_wants_it_so_and_it_is_told() -> None:
+    job = limited(2, num_workers=6, records_per_task=8)
     job.start()
     assert names(job) == ["ps-0", "worker-0", "worker-1"]
     assert "starting workers 2 at a time; 4 queued" in job.state.status().waiting
@@ -490,11 +469,9 @@ def test_workers_come_up_a_few_at_a_time_where_the_place_wants_it_so_and_it_is_t
 
 
 @pytest.mark.parametrize("fewest", [1, 3])
-def test_on_a_ring_one_that_is_ready_has_come_up_whoever_asks_for_leases(
-    bench: type[Bench], fewest: int
-) -> None:
+def test_on_a_ring_one_that_is_ready_has_come_up_whoever_asks_for_leases(fewest: int) -> None:
     """Only the first member of a ring asks, and none does before there is a ring."""
-    job = limited(bench, 2, num_workers=f"{fewest}:3", distribution_strategy="AllreduceStrategy")
+    job = limited(2, num_workers=f"{fewest}:3", distribution_strategy="AllreduceStrategy")
     job.start()
     for index in (0, 1):
         job.put(e.ProcessAttached(0, job.worker(index), starting=True))
@@ -504,8 +481,8 @@ def test_on_a_ring_one_that_is_ready_has_come_up_whoever_asks_for_leases(
     assert "queued" not in str(job.state.status().waiting)
 
 
-def test_one_that_does_not_come_up_does_not_hold_the_others_up_for_ever(bench: type[Bench]) -> None:
-    job = limited(bench, 1, num_workers=2)
+def test_one_that_does_not_come_up_does_not_hold_the_others_up_for_ever() -> None:
+    job = limited(1, num_workers=2)
     job.start()
     job.attach(job.ps(0))
     job.put(e.ProcessAttached(0, job.worker(0), starting=True))
@@ -514,8 +491,8 @@ def test_one_that_does_not_come_up_does_not_hold_the_others_up_for_ever(bench: t
     assert names(job, job.tick(2)) == ["worker-1"]
 
 
-def test_without_a_limit_all_come_at_once(bench: type[Bench]) -> None:
-    job = bench(num_workers=500)
+def test_without_a_limit_all_come_at_once() -> None:
+    job = Bench(num_workers=500)
     assert len(names(job, job.start(training=(Source("a", 64_000),)))) == 501
 
 

@@ -29,8 +29,7 @@ def said(commands: list[c.Command], kind: str = "scale") -> str:
 
 def training(**flags: Any) -> Bench:
     """A job with two servers that has trained a minibatch."""
-    job = Bench(**{"num_ps_pods": 2, "checkpoint_seconds": 0, **flags})
-    job.up()
+    job = Bench.running(**{"num_ps_pods": 2, "checkpoint_seconds": 0, **flags})
     job.progress(0, job.lease(), 8, version=1, pushes=1)
     return job
 
@@ -480,9 +479,7 @@ def test_updates_lost_before_a_change_are_settled_by_the_first_push_after_it() -
     assert present(job.state.receipt().updates).lost == 2
 
 
-def test_a_worker_that_first_reports_after_two_changes_has_lost_nothing_by_an_earlier_loss() -> (
-    None
-):
+def test_a_worker_that_first_reports_after_two_changes_lost_nothing_before() -> None:
     job = training()
     job.die(ps(1))
     job.attach(ps(1, 1), restored=None)

@@ -37,37 +37,32 @@ pytestmark = pytest.mark.core
 
 def known(job: Bench, **more: Any) -> RunBefore:
     return RunBefore(
-        {row.epoch: (row.trained, row.repeated) for row in job.state.receipt().epochs},
-        **more,
+        {row.epoch: (row.trained, row.repeated) for row in job.state.receipt().epochs}, **more
     )
 
 
-def test_updates_of_the_run_before_beyond_the_checkpoint_are_repeated(bench: type[Bench]) -> None:
-    job = bench(num_epochs=2)
-    job.up()
+def test_updates_of_the_run_before_beyond_the_checkpoint_are_repeated() -> None:
+    job = Bench.running(num_epochs=2)
     job.finish(0, job.lease(), pushes=2)
     ledger = job.state.ledger_json()
     job.finish(0, job.lease(), pushes=9)
     for killed in (False, True):
         found, _ = count_repeated(ledger, known(job, updates=job.updates, killed=killed), 2)
-        resumed = bench(num_epochs=2)
+        resumed = Bench(num_epochs=2)
         resumed.up(ledger=found, version=2)
         resumed.pushed(0, 3)
         assert resumed.updates == UpdateCounts(5, 0, 7, at_least=killed)
 
 
-def test_what_the_run_before_trained_beyond_the_checkpoint_counts_as_repeated(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_epochs=2)
-    job.up()
+def test_what_the_run_before_trained_beyond_the_checkpoint_counts_as_repeated() -> None:
+    job = Bench.running(num_epochs=2)
     job.finish(0, job.lease())
     ledger = job.state.ledger_json()
     for _ in range(5):
         job.finish(0, job.lease())
     assert [row.trained for row in job.state.receipt().epochs] == [64, 32]
     ledger, again = count_repeated(ledger, known(job), 2)
-    resumed = bench(num_epochs=2)
+    resumed = Bench(num_epochs=2)
     resumed.start(ledger=ledger)
     resumed.attach(resumed.ps(0), resumed.worker(1))
     assert again == 48 + 32 and resumed.total["repeated"] == 48, (
@@ -84,20 +79,17 @@ def test_what_the_run_before_trained_beyond_the_checkpoint_counts_as_repeated(
     assert "repeated at least 80" in summary(Outcome(0, "", "j", receipt=receipt.to_json()))[0]
     # A third run from the last word of the second repeats nothing more.
     assert count_repeated(resumed.state.ledger_json(), known(resumed), 2)[1] == 0
-    third = bench(num_epochs=3)
+    third = Bench(num_epochs=3)
     third.start(ledger=count_repeated(resumed.state.ledger_json(), known(resumed), 3)[0])
     assert third.total["repeated"] == 80 and third.state.receipt().repeated_at_least
 
 
-def test_a_checkpoint_that_is_ahead_of_what_was_written_down_repeats_nothing(
-    bench: type[Bench],
-) -> None:
-    job = bench()
-    job.up()
+def test_a_checkpoint_that_is_ahead_of_what_was_written_down_repeats_nothing() -> None:
+    job = Bench.running()
     job.finish(0, job.lease())
     before = known(job)
     job.finish(0, job.lease())
-    resumed = bench()
+    resumed = Bench()
     resumed.start(ledger=count_repeated(job.state.ledger_json(), before, 1)[0])
     assert resumed.total["repeated"] == 0 and not resumed.state.receipt().repeated_at_least
 
@@ -107,14 +99,11 @@ def test_a_ledger_that_cannot_be_read_stays_as_it_is_for_whoever_says_so(text: s
     assert count_repeated(text, RunBefore({0: (5, 0)}, 9), 1) == (text, 0)
 
 
-def test_what_is_known_to_be_repeated_in_an_epoch_to_come_outlives_a_second_loss_of_all_weights(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_epochs=2)
-    job.up()
+def test_known_repeats_of_an_epoch_to_come_outlive_a_second_loss_of_all_weights() -> None:
+    job = Bench.running(num_epochs=2)
     before = RunBefore({0: (64, 0), 1: (32, 0)})
     ledger, _ = count_repeated(job.state.ledger_json(), before, 2)
-    first, second = bench(num_epochs=2), bench(num_epochs=2)
+    first, second = Bench(num_epochs=2), Bench(num_epochs=2)
     first.start(ledger=ledger)
     second.start(ledger=job.state.ledger_json())
     lost, again = first.state._context.work, second.state._context.work
@@ -122,26 +111,20 @@ def test_what_is_known_to_be_repeated_in_an_epoch_to_come_outlives_a_second_loss
     assert present(again).repeated_before[1] == 32 and present(again).repeated_at_least
 
 
-def test_of_a_run_that_was_killed_what_was_heard_of_last_counts_and_more_may_have_been(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_epochs=2)
-    job.up()
+def test_of_a_run_that_was_killed_what_was_heard_of_last_counts_and_more_may_have_been() -> None:
+    job = Bench.running(num_epochs=2)
     job.finish(0, job.lease())
     ledger = job.state.ledger_json()
-    resumed, quiet = bench(num_epochs=2), bench(num_epochs=2)
+    resumed, quiet = Bench(num_epochs=2), Bench(num_epochs=2)
     resumed.start(ledger=count_repeated(ledger, known(job, trained=40, killed=True), 2)[0])
     assert resumed.total["repeated"] == 40 - 16
     quiet.start(ledger=count_repeated(ledger, known(job, killed=True), 2)[0])
     assert quiet.total["repeated"] == 0 and quiet.state.receipt().repeated_at_least, "nobody knows"
 
 
-def test_what_a_checkpoint_newer_than_the_last_status_has_is_not_repeated(
-    bench: type[Bench],
-) -> None:
+def test_what_a_checkpoint_newer_than_the_last_status_has_is_not_repeated() -> None:
     """The status is seconds old; the checkpoint and the last loss have later epochs."""
-    job = bench(num_epochs=4)
-    job.up()
+    job = Bench.running(num_epochs=4)
     job.finish(0, job.lease())
     counts = known(job).counts
     for _ in range(10):
@@ -152,7 +135,7 @@ def test_what_a_checkpoint_newer_than_the_last_status_has_is_not_repeated(
     trained = job.total["trained"]
     assert trained == 13 * 16
     ledger, again = count_repeated(ledger, RunBefore(counts, trained, killed=True), 4)
-    resumed = bench(num_epochs=4)
+    resumed = Bench(num_epochs=4)
     resumed.start(ledger=ledger)
     resumed.attach(resumed.ps(0), resumed.worker(1))
     resumed.train_all(1)
@@ -161,9 +144,8 @@ def test_what_a_checkpoint_newer_than_the_last_status_has_is_not_repeated(
     assert epochs == {0: 0, 1: 0, 2: 16, 3: 16}
 
 
-def test_no_epoch_repeats_more_records_than_it_has(bench: type[Bench]) -> None:
-    job = bench(num_epochs=2)
-    job.up()
+def test_no_epoch_repeats_more_records_than_it_has() -> None:
+    job = Bench.running(num_epochs=2)
     job.finish(0, job.lease())
     before = RunBefore({}, 10**15, killed=True)
     ledger, again = count_repeated(job.state.ledger_json(), before, 2)
@@ -177,14 +159,13 @@ def plan(job: Bench) -> ShardPlan:
 
 @pytest.mark.parametrize("strategy", list(Strategy))
 def test_a_job_that_begins_again_without_a_checkpoint_counts_what_it_repeats(
-    bench: type[Bench], strategy: Strategy
+    strategy: Strategy,
 ) -> None:
-    job = bench(num_epochs=2)
-    job.up()
+    job = Bench.running(num_epochs=2)
     for _ in range(6):
         job.finish(0, job.lease())
     before = replace(known(job), sources=TRAINING)
-    again = bench(
+    again = Bench(
         num_epochs=2,
         num_workers=3,
         distribution_strategy=strategy,
@@ -208,8 +189,8 @@ def test_a_job_that_begins_again_without_a_checkpoint_counts_what_it_repeats(
     assert counts_of(begin_again(plan(again), third)[0]) == {0: (0, 96), 1: (0, 32)}
 
 
-def test_other_data_is_not_repeated(bench: type[Bench]) -> None:
-    job = bench(num_epochs=1)
+def test_other_data_is_not_repeated() -> None:
+    job = Bench(num_epochs=1)
     before = RunBefore({0: (48, 0)}, sources=(replace(TRAINING[0], records=999),))
     text, again = begin_again(plan(job), before)
     assert (again, counts_of(text)) == (0, {}) and repeated_at_least(text)
@@ -220,10 +201,9 @@ def test_other_data_is_not_repeated(bench: type[Bench]) -> None:
 
 
 def test_a_run_that_was_killed_at_once_passes_on_what_the_run_before_it_repeats(
-    bench: type[Bench], tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    job = bench(num_epochs=3)
-    job.up()
+    job = Bench.running(num_epochs=3)
     job.finish(0, job.lease())
     checkpoint = job.state.ledger_json()
     for _ in range(6):
@@ -252,7 +232,7 @@ def test_a_run_that_was_killed_at_once_passes_on_what_the_run_before_it_repeats(
     assert resume() == (ledger, 0), "a status of the run before that one is still there"
     directory.newest.unlink()
     assert resume() == (ledger, 0), "killed before it wrote a status"
-    second = bench(num_epochs=3)
+    second = Bench(num_epochs=3)
     second.t = 9.0
     second.start(ledger=ledger)
     second.attach(second.ps(0), second.worker(1))

@@ -102,9 +102,7 @@ def test_shards_that_a_stopped_ring_gives_back_keep_their_order() -> None:
     assert trained(world) == pieces[0]["offset"] > 0
 
 
-def test_a_checkpoint_that_went_with_all_members_is_made_when_training_has_come_there_again() -> (
-    None
-):
+def test_a_checkpoint_that_went_with_all_members_is_made_at_the_same_step_again() -> None:
     world = started(num_workers=1, checkpoint_steps=4)
     while len(marked(world)) < 2:
         world.turn()
@@ -121,9 +119,7 @@ def test_a_checkpoint_that_went_with_all_members_is_made_when_training_has_come_
     world.check_truth()
 
 
-def test_a_copy_of_which_nobody_tells_is_a_failed_checkpoint_as_soon_as_the_ring_is_past_it() -> (
-    None
-):
+def test_a_copy_that_nobody_reports_is_a_failed_checkpoint_once_the_ring_is_past_it() -> None:
     world = started(num_workers=2, checkpoint_steps=4)
     until_a_copy_is_made(world)
     leader = world.workers[world.ring.members[0]]

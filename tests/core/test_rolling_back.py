@@ -40,8 +40,7 @@ class Steps(Bench):
 
     def checkpoint(self, version: int, **applied: Any) -> None:
         self.put(e.CheckpointRequested(0))
-        taken = self.of(c.TakeSnapshot)[-1].snapshot
-        self.put(e.SnapshotCut(0, taken, version, applied))
+        taken = self.cut(version, applied)
         self.put(e.SnapshotSaved(0, taken, version, f"version-{version}", 1))
 
     def lose(self, server: ProcessName, restored: int | None) -> ProcessName:
@@ -131,9 +130,7 @@ def test_a_server_that_lacks_no_step_brings_nobody_back() -> None:
     assert job.total["trained"] == 64
 
 
-def test_what_servers_without_their_memory_say_of_a_lost_worker_does_not_undo_a_checkpoint() -> (
-    None
-):
+def test_servers_without_their_memory_do_not_undo_a_checkpoint_for_a_lost_worker() -> None:
     """It has trained what it had not reported when the view was cut."""
     job = Steps(num_workers=2)
     job.up(workers=2)
@@ -227,8 +224,7 @@ def test_a_step_that_only_some_servers_applied_before_the_first_checkpoint_was_c
     job.up()
     job.steps(job.lease(), 0, 16)
     job.put(e.CheckpointRequested(0))
-    taken = job.of(c.TakeSnapshot)[-1].snapshot
-    job.put(e.SnapshotCut(0, taken, 2, {}))
+    taken = job.cut(2)
     job.die(ps(1))
     job.put(e.StepApplied(0, 3, False, BOTH))
     assert job.state.roll_back is None
@@ -253,13 +249,12 @@ def test_a_loss_while_the_first_checkpoint_is_written_brings_all_back_when_it_is
     job.up()
     job.steps(job.lease(), 0, 16)
     job.put(e.CheckpointRequested(0))
-    taken = job.of(c.TakeSnapshot)[-1].snapshot
-    job.put(e.SnapshotCut(0, taken, 2, {}))
+    taken = job.cut(2)
     job.steps(job.lease(), 0, 8)
     job.lose(ps(1), restored)
     assert job.state.roll_back is None and not job.stopped(), "it may never be complete"
     assert job.updates == UpdateCounts(2 if restored else 0, 1 if restored else 3, 0, False)
-    job.put(e.SnapshotSaved(0, taken, 2, "version-2", 1))
+    job.saved(taken, 2)
     assert job.stopped() == [ps(0), ps(1, 1)]
     job.comes_back(ps(0), restored=2)
     job.comes_back(ps(1, 1), restored=2)
@@ -274,8 +269,7 @@ def test_a_loss_while_the_first_checkpoint_is_tried_again_brings_all_back_too() 
     job.up()
     job.steps(job.lease(), 0, 16)
     job.put(e.CheckpointRequested(0))
-    first = job.of(c.TakeSnapshot)[-1].snapshot
-    job.put(e.SnapshotCut(0, first, 2, {}))
+    first = job.cut(2)
     job.lose(ps(1), restored=None)
     job.put(e.SnapshotFailed(0, first, "the disk is full"))
     job.tick(30)
@@ -283,7 +277,7 @@ def test_a_loss_while_the_first_checkpoint_is_tried_again_brings_all_back_too() 
     assert second != first
     job.put(e.SnapshotCut(0, second, 2, {}))
     job.lose(ps(0), restored=None)
-    job.put(e.SnapshotSaved(0, second, 2, "version-2", 1))
+    job.saved(second, 2)
     assert present(job.state.roll_back).version == 2
     assert job.updates.lost == 2, "the cut lacks what was lost before it"
 
@@ -321,14 +315,13 @@ def test_a_checkpoint_that_is_completed_meanwhile_changes_nothing(keep: int) -> 
     """It has undone steps: it is not listed, takes no place, and is not the last one."""
     job = trained(keep_checkpoint_max=keep)
     job.put(e.CheckpointRequested(0))
-    taken = job.of(c.TakeSnapshot)[-1].snapshot
-    job.put(e.SnapshotCut(0, taken, 4, {}))
+    taken = job.cut(4)
     job.steps(job.lease(), 0, 16)
     job.lose(ps(1), restored=4)
     assert job.stopped() == [ps(0), ps(1, 1)], "the server has read it before it was reported"
     chosen = present(job.state.roll_back)
     assert (chosen.version, chosen.path) == (2, "version-2")
-    commands = job.put(e.SnapshotSaved(0, taken, 4, "version-4", 1))
+    commands = job.saved(taken, 4)
     assert not job.of(c.PruneCheckpoints, commands), "the servers read version 2"
     assert job.state.roll_back == chosen
     job.comes_back(ps(0), restored=2)
@@ -352,12 +345,11 @@ def test_a_checkpoint_that_is_completed_meanwhile_changes_nothing(keep: int) -> 
 def test_a_last_checkpoint_of_undone_steps_is_not_the_last() -> None:
     job = trained(output="out")
     job.train_all()
-    taken = job.of(c.TakeSnapshot)[-1].snapshot
-    job.put(e.SnapshotCut(0, taken, 8, {}))
+    taken = job.cut(8)
     job.put(e.StepApplied(0, 5, False, BOTH))
     job.comes_back(ps(0), restored=2)
     job.comes_back(ps(1), restored=2)
-    job.put(e.SnapshotSaved(0, taken, 8, "version-8", 1))
+    job.saved(taken, 8)
     job.train_all()
     assert job.state.status().phase == "checkpointing"
     assert job.of(c.TakeSnapshot)[-1].snapshot != taken
@@ -382,11 +374,10 @@ def test_no_checkpoint_is_removed_while_a_server_is_away() -> None:
     """It may have been told to restore that one."""
     job = trained()
     job.put(e.CheckpointRequested(0))
-    taken = job.of(c.TakeSnapshot)[-1].snapshot
-    job.put(e.SnapshotCut(0, taken, 4, {}))
+    taken = job.cut(4)
     job.die(ps(1))
     before = len(job.of(c.PruneCheckpoints))
-    job.put(e.SnapshotSaved(0, taken, 4, "version-4", 1))
+    job.saved(taken, 4)
     assert len(job.of(c.PruneCheckpoints)) == before == 1
 
 
@@ -404,11 +395,10 @@ def test_a_view_that_is_cut_meanwhile_becomes_no_checkpoint() -> None:
 def test_a_view_that_was_written_when_all_had_returned_is_no_checkpoint_to_return_to() -> None:
     job = trained()
     job.put(e.CheckpointRequested(0))
-    taken = job.of(c.TakeSnapshot)[-1].snapshot
-    job.put(e.SnapshotCut(0, taken, 4, {}))
+    taken = job.cut(4)
     job.lose(ps(1), restored=2)
     job.comes_back(ps(0), restored=2)
-    job.put(e.SnapshotSaved(0, taken, 4, "version-4", 1))
+    job.saved(taken, 4)
     job.servers = ps(0, 1), ps(1, 1)
     job.steps(job.lease(), 0, 16)
     job.lose(ps(1, 1), restored=4)

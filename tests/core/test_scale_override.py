@@ -73,9 +73,8 @@ def from_file(tmp_path: Path, **keys: Any) -> tuple[str, list[str]]:
         return str(settled.cluster.num_workers), said
 
 
-def test_a_scale_is_ordered_to_be_kept(bench: type[Bench]) -> None:
-    master = bench()
-    master.up()
+def test_a_scale_is_ordered_to_be_kept() -> None:
+    master = Bench.running()
     assert c.KeepScale(2, 5) in master.put(e.ScaleRequested(0, 2, 5))
 
 

@@ -136,11 +136,8 @@ def test_a_page_of_a_hundred_thousand_shards_costs_no_walk_through_all_of_them()
 # a worker is replaced
 
 
-def test_a_replaced_worker_drains_and_another_is_ordered_with_the_same_event(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_workers="1:2")
-    job.up(workers=2)
+def test_a_replaced_worker_drains_and_another_is_ordered_with_the_same_event() -> None:
+    job = Bench.running(2, num_workers="1:2")
     lease = job.lease(0)
     commands = job.put(e.ReplaceRequested(0, job.worker(0)))
     (stop,) = job.of(c.StopProcess, commands)
@@ -157,9 +154,8 @@ def test_a_replaced_worker_drains_and_another_is_ordered_with_the_same_event(
     assert job.total["lost"] == 0 and job.total["repeated"] == 0
 
 
-def test_what_cannot_be_replaced_is_said_and_nothing_is_stopped(bench: type[Bench]) -> None:
-    job = bench(num_workers="1:2")
-    job.up(workers=2)
+def test_what_cannot_be_replaced_is_said_and_nothing_is_stopped() -> None:
+    job = Bench.running(2, num_workers="1:2")
     job.put(e.ReplaceRequested(0, job.worker(0)))
     job.die(job.worker(0))
     for name, why in (

@@ -17,9 +17,8 @@ from tests.core.conftest import Bench, worker
 pytestmark = pytest.mark.core
 
 
-def test_each_limit_is_announced_once_with_its_reason(bench: type[Bench]) -> None:
-    job = bench(num_workers=2)
-    job.up(2)
+def test_each_limit_is_announced_once_with_its_reason() -> None:
+    job = Bench.running(2, num_workers=2)
     choices = ((0, 0, 0.031), (1, 0, 0.04), (1, 1, 0.5), (0, 1, 0.6), (0, 0, 0.0))
     for index, limit, share in choices:
         event = e.StalenessChosen(job.t, worker(index), limit, share)

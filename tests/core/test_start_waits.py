@@ -70,15 +70,15 @@ def test_every_place_in_a_start_is_in_this_list() -> None:
     assert set(UNBOUNDED) | {life for life, _ in BOUNDED} | ends == set(Life)
 
 
-def test_the_phase_of_this_name_is_over_with_the_first_event(bench: type[Bench]) -> None:
-    job = bench(num_workers=1)
+def test_the_phase_of_this_name_is_over_with_the_first_event() -> None:
+    job = Bench(num_workers=1)
     job.start()
     assert job.state.status().phase == "working"
 
 
-def begun(bench: Any, role: str) -> Any:
+def begun(role: str) -> Any:
     """A job in which only one process of that role is not there."""
-    job = bench(num_workers=1)
+    job = Bench(num_workers=1)
     job.start()
     if role == "worker":
         job.attach(job.ps(0))
@@ -99,9 +99,9 @@ def newest(job: Any, role: str) -> ProcessName:
 @pytest.mark.parametrize("role", ["worker", "ps"])
 @pytest.mark.parametrize("life", UNBOUNDED, ids=str)
 def test_what_waits_for_the_cluster_is_named_for_as_long_as_it_takes_and_is_no_stall(
-    bench: type[Bench], life: Any, role: str
+    life: Any, role: str
 ) -> None:
-    job = begun(bench, role)
+    job = begun(role)
     UNBOUNDED[life](job, newest(job, role))
     pass_time(job, NAMED_S)
     assert job.state.status().waiting
@@ -116,10 +116,10 @@ def test_what_waits_for_the_cluster_is_named_for_as_long_as_it_takes_and_is_no_s
     ids=lambda one: one if isinstance(one, str) else one[1] or str(one[0]),
 )
 def test_what_a_process_itself_does_is_named_bounded_and_ends_the_job_when_it_never_works(
-    bench: type[Bench], place: Any, role: Any
+    place: Any, role: Any
 ) -> None:
     scene, limit_s = BOUNDED[place]
-    job = begun(bench, role)
+    job = begun(role)
     for tries in range(MOST_TRIES):
         name = newest(job, role)
         scene(job, name)
@@ -136,10 +136,8 @@ def test_what_a_process_itself_does_is_named_bounded_and_ends_the_job_when_it_ne
     assert job.end.exit_code is (ExitCode.STALLED if place[1] else ExitCode.JOB_FAILED)
 
 
-def test_workers_that_never_get_ready_end_no_job_in_which_another_one_works(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_workers=2, records_per_task=1_000_000)
+def test_workers_that_never_get_ready_end_no_job_in_which_another_one_works() -> None:
+    job = Bench(num_workers=2, records_per_task=1_000_000)
     job.up(training=(Source("a", 1_000_000),))
     lease, offset = job.lease(), 0
     scene, limit_s = BOUNDED[Life.READY, "compile"]

@@ -12,7 +12,6 @@ import pytest
 from elasticdl.cluster.base import ExitStatus
 from elasticdl.job_choices import Action
 from elasticdl.job_status import JobStatus, NotBegun, ReceiptEpoch, ReceiptTotal, StepsStatus
-from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.shard import Applied, Task
 from tests.core.conftest import Bench
@@ -48,26 +47,23 @@ def adds_up(job: Bench) -> None:
 
 
 @pytest.mark.parametrize("sync", [True, False])
-def test_a_status_has_the_choice_of_steps_and_its_reason(bench: type[Bench], sync: bool) -> None:
-    job = bench(num_workers=2)
+def test_a_status_has_the_choice_of_steps_and_its_reason(sync: bool) -> None:
+    job = Bench(num_workers=2)
     assert job.state.status().steps is None, "it is not made before the preflight has passed"
     job.start(sync=sync, why_sync="few steps")
     status = job.state.status()
     assert status.steps == StepsStatus(sync, "few steps")
     assert JobStatus.from_json(status.to_json()).steps == status.steps
-    on_ring = bench(distribution_strategy="AllreduceStrategy", num_workers=2)
+    on_ring = Bench(distribution_strategy="AllreduceStrategy", num_workers=2)
     on_ring.start(sync=False)
     assert on_ring.state.status().steps is None
 
 
-def test_what_a_lost_worker_had_done_is_counted_when_it_is_settled_and_evaluation_never_is(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_workers=2, num_ps_pods=2, validation_data="v", evaluation_steps=1)
-    job.up(2)
+def test_training_of_a_lost_worker_is_counted_when_settled_and_evaluation_never() -> None:
+    job = Bench.running(2, num_workers=2, num_ps_pods=2, validation_data="v", evaluation_steps=1)
     lease = job.lease(1)
     job.progress(1, lease, 8, version=1)
-    job.put(e.SnapshotCut(0, job.of(c.TakeSnapshot)[-1].snapshot, 1, {}))
+    job.cut(1)
     evaluation = job.lease(0)
     assert evaluation.task is Task.EVALUATION
     job.finish(0, evaluation, metrics=ONE)
@@ -75,10 +71,7 @@ def test_what_a_lost_worker_had_done_is_counted_when_it_is_settled_and_evaluatio
     assert done_by(job) == {"worker-0": 0, "worker-1": 8}
     assert {
         row.name: row.evaluated for row in job.state.status().processes if row.role == "worker"
-    } == {
-        "worker-0": 16,
-        "worker-1": 0,
-    }
+    } == {"worker-0": 16, "worker-1": 0}
     job.die(job.worker(1))
     told = Applied(present(lease.shard).id, lease.attempt, 16)
     job.fenced(1, told, told)
@@ -86,11 +79,8 @@ def test_what_a_lost_worker_had_done_is_counted_when_it_is_settled_and_evaluatio
     assert done_by(job) | {"worker-2": 0} == {"worker-0": 0, "worker-1": 16, "worker-2": 0}
 
 
-def test_a_minibatch_that_only_some_servers_have_is_nobodys_until_it_is_trained_again(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_workers=2, num_ps_pods=2)
-    job.up(2)
+def test_a_minibatch_that_only_some_servers_have_is_nobodys_until_it_is_trained_again() -> None:
+    job = Bench.running(2, num_workers=2, num_ps_pods=2)
     lease = job.lease(1)
     job.progress(1, lease, 8)
     job.die(job.worker(1))
@@ -106,11 +96,8 @@ def test_a_minibatch_that_only_some_servers_have_is_nobodys_until_it_is_trained_
     assert done_by(job)["worker-0"] == 8
 
 
-def test_the_receipt_of_a_stopped_job_accounts_for_every_record_of_all_epochs(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_workers=1, num_epochs=3)
-    job.up()
+def test_the_receipt_of_a_stopped_job_accounts_for_every_record_of_all_epochs() -> None:
+    job = Bench.running(num_workers=1, num_epochs=3)
     lease = job.lease()
     job.progress(0, lease, 8)
     job.put(e.StopRequested(0, "Ctrl-C"))
@@ -129,9 +116,8 @@ def test_the_receipt_of_a_stopped_job_accounts_for_every_record_of_all_epochs(
     assert job.state.receipt().why_left == "stopped: Ctrl-C"
 
 
-def test_training_that_ends_early_leaves_records_and_says_why(bench: type[Bench]) -> None:
-    job = bench(num_workers=1, num_epochs=3)
-    job.up()
+def test_training_that_ends_early_leaves_records_and_says_why() -> None:
+    job = Bench.running(num_workers=1, num_epochs=3)
     job.finish(0, job.lease())
     job.put(e.WorkerStopRequested(0, job.worker(0), "MaxStepsStopping: 2 steps are done"))
     adds_up(job)
@@ -148,11 +134,8 @@ def test_training_that_ends_early_leaves_records_and_says_why(bench: type[Bench]
     )
 
 
-def test_a_job_that_is_done_has_left_nothing_and_while_it_runs_the_rest_is_to_come(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_workers=1, num_epochs=2)
-    job.up()
+def test_a_job_that_is_done_has_left_nothing_and_while_it_runs_the_rest_is_to_come() -> None:
+    job = Bench.running(num_workers=1, num_epochs=2)
     job.finish(0, job.lease())
     adds_up(job)
     assert job.total["left"] == 112 and job.state.receipt().why_left is None
@@ -161,12 +144,11 @@ def test_a_job_that_is_done_has_left_nothing_and_while_it_runs_the_rest_is_to_co
     assert job.total["left"] == 0 and job.state.receipt().not_begun == NotBegun(0, 0)
 
 
-def test_a_resumed_job_says_how_many_records_were_trained_before(bench: type[Bench]) -> None:
-    first = bench(num_workers=1, num_epochs=2)
-    first.up()
+def test_a_resumed_job_says_how_many_records_were_trained_before() -> None:
+    first = Bench.running(num_workers=1, num_epochs=2)
     first.finish(0, first.lease())
     first.progress(0, first.lease(), 8)
-    again = bench(num_workers=1, num_epochs=2)
+    again = Bench(num_workers=1, num_epochs=2)
     again.start(ledger=first.state.ledger_json(), version=3)
     again.attach(again.ps(0), again.worker(1))
     assert again.state.status().records.resumed == 24
@@ -176,19 +158,16 @@ def test_a_resumed_job_says_how_many_records_were_trained_before(bench: type[Ben
     assert again.state.status().records.trained == 128
 
 
-def test_shards_are_counted_over_all_epochs_so_that_done_is_of_the_whole(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_workers=1, num_epochs=5)
-    job.up()
+def test_shards_are_counted_over_all_epochs_so_that_done_is_of_the_whole() -> None:
+    job = Bench.running(num_workers=1, num_epochs=5)
     for _ in range(4):
         job.finish(0, job.lease())
     counts = job.state.status().shards["training"]
     assert (counts.todo, counts.leased, counts.done, counts.parked) == (16, 0, 4, 0)
 
 
-def test_a_worker_that_is_starting_does_not_wait_for_work(bench: type[Bench]) -> None:
-    job = bench(Action.EVALUATE, num_workers=2)
+def test_a_worker_that_is_starting_does_not_wait_for_work() -> None:
+    job = Bench(Action.EVALUATE, num_workers=2)
     job.start()
     job.attach(job.ps(0))
     for index in range(2):
@@ -207,9 +186,8 @@ def test_a_worker_that_is_starting_does_not_wait_for_work(bench: type[Bench]) ->
     assert job.said("waiting for work"), "one worker has the only shard"
 
 
-def test_the_status_has_the_newest_epochs_and_the_receipt_all_of_them(bench: type[Bench]) -> None:
-    job = bench(num_workers=1, num_epochs=250)
-    job.up()
+def test_the_status_has_the_newest_epochs_and_the_receipt_all_of_them() -> None:
+    job = Bench.running(num_workers=1, num_epochs=250)
     for _ in range(4 * 230 + 1):
         job.finish(0, job.lease())
     shown, whole = job.state.status().receipt, job.state.receipt()
@@ -224,9 +202,8 @@ def test_the_status_has_the_newest_epochs_and_the_receipt_all_of_them(bench: typ
 
 
 @pytest.mark.parametrize(("action", "records"), [(Action.EVALUATE, 16), (Action.PREDICT, 32)])
-def test_records_of_other_jobs_add_up_too(bench: type[Bench], action: Action, records: int) -> None:
-    job = bench(action, num_workers=1)
-    job.up()
+def test_records_of_other_jobs_add_up_too(action: Action, records: int) -> None:
+    job = Bench.running(action=action, num_workers=1)
     while (job.total["trained"]) < records:
         lease = job.lease()
         job.finish(0, lease, **({"metrics": ONE} if action is Action.EVALUATE else {}))

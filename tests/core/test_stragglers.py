@@ -58,10 +58,9 @@ def train(job: Bench, seconds: int, paces: dict[int, int], held: dict[int, Any])
 # code that hangs
 
 
-def hanging(bench: type[Bench], busy: int, **flags: Any) -> tuple[Bench, list[Lease]]:
+def hanging(busy: int, **flags: Any) -> tuple[Bench, list[Lease]]:
     """A job of three workers, of which the first `busy` are in `feed`."""
-    job = bench(num_workers=3, **flags)
-    job.up(3)
+    job = Bench.running(3, num_workers=3, **flags)
     leases = [job.lease(index) for index in range(3)]
     for index in range(busy):
         job.put(e.ActivityReported(0, worker(index), "feed", 0.0))
@@ -72,10 +71,8 @@ def pass_time(job: Bench, seconds: int) -> list[c.Command]:
     return [command for _ in range(seconds) for command in job.tick(1.0)]
 
 
-def test_a_worker_whose_feed_hangs_is_replaced_after_half_a_minute_while_others_get_on(
-    bench: type[Bench],
-) -> None:
-    job, leases = hanging(bench, 1, max_relaunches=0)
+def test_a_worker_whose_feed_hangs_is_replaced_after_half_a_minute_while_others_get_on() -> None:
+    job, leases = hanging(1, max_relaunches=0)
     commands = pass_time(job, 16)
     assert [one.process for one in job.of(c.AskState, commands)] == [worker(0)]
     job.put(e.StateReported(0, worker(0), stacks="…", doing="in feed", frames=(FRAME,)))
@@ -98,13 +95,13 @@ def test_a_worker_whose_feed_hangs_is_replaced_after_half_a_minute_while_others_
     assert (again.shard, again.attempt) == (leases[0].shard, 1)
 
 
-def test_a_job_that_is_slow_as_a_whole_replaces_nobody(bench: type[Bench]) -> None:
-    job, _ = hanging(bench, 3)
+def test_a_job_that_is_slow_as_a_whole_replaces_nobody() -> None:
+    job, _ = hanging(3)
     assert not job.of(c.StopProcess, pass_time(job, 500))
 
 
-def test_a_shard_that_hangs_every_worker_is_given_up_with_the_place(bench: type[Bench]) -> None:
-    job, [lease, *_] = hanging(bench, 1)
+def test_a_shard_that_hangs_every_worker_is_given_up_with_the_place() -> None:
+    job, [lease, *_] = hanging(1)
     for attempt in range(3):
         index = attempt and attempt + 2
         if attempt:
@@ -132,10 +129,9 @@ def test_a_shard_that_hangs_every_worker_is_given_up_with_the_place(bench: type[
     ],
 )
 def test_a_silent_worker_has_the_cause_that_its_end_shows(
-    bench: type[Bench], status: ExitStatus, cause: str, text: str
+    status: ExitStatus, cause: str, text: str
 ) -> None:
-    job = bench(num_workers=2, max_relaunches=0)
-    job.up(2)
+    job = Bench.running(2, num_workers=2, max_relaunches=0)
     job.lease(0)
     job.put(e.ProcessSilent(0, worker(0), 10.0))
     job.die(worker(0), status)
@@ -144,9 +140,8 @@ def test_a_silent_worker_has_the_cause_that_its_end_shows(
     assert not job.of(c.FinishJob)
 
 
-def test_a_lock_that_was_free_again_is_no_cause(bench: type[Bench]) -> None:
-    job = bench(num_workers=2)
-    job.up(2)
+def test_a_lock_that_was_free_again_is_no_cause() -> None:
+    job = Bench.running(2, num_workers=2)
     job.lease(0)
     job.put(e.ProcessSilent(0, worker(0), 10.0))
     later = "\n2026-11-24 14:00:00,000 I elasticdl.worker.ps.trainer: recomputing a step"
@@ -157,10 +152,8 @@ def test_a_lock_that_was_free_again_is_no_cause(bench: type[Bench]) -> None:
 # slow workers
 
 
-def test_a_slow_worker_is_named_with_numbers_and_replaced_without_a_failure(
-    bench: type[Bench],
-) -> None:
-    job, held = bench(num_workers=3, records_per_task=1000, max_relaunches=0), dict[int, Any]()
+def test_a_slow_worker_is_named_with_numbers_and_replaced_without_a_failure() -> None:
+    job, held = Bench(num_workers=3, records_per_task=1000, max_relaunches=0), dict[int, Any]()
     job.up(3, training=LARGE)
     train(job, 60, {0: 20, 1: 22, 2: 1}, held)
     [named] = [one for one in told(job) if "is slow" in one.text]
@@ -173,8 +166,8 @@ def test_a_slow_worker_is_named_with_numbers_and_replaced_without_a_failure(
     assert worker(3) in [one.name for one in job.of(c.StartProcess)]
 
 
-def test_workers_that_are_all_slow_or_only_somewhat_slower_stay(bench: type[Bench]) -> None:
-    job = bench(num_workers=3, records_per_task=1000)
+def test_workers_that_are_all_slow_or_only_somewhat_slower_stay() -> None:
+    job = Bench(num_workers=3, records_per_task=1000)
     job.up(3, training=LARGE)
     train(job, 200, {0: 4, 1: 3, 2: 1}, {})
     assert not told(job) and not job.of(c.StopProcess)
@@ -199,16 +192,16 @@ def replaced_in_vain(
             job.attach(worker(slow))
 
 
-def test_replacements_that_do_not_help_end_after_three(bench: type[Bench]) -> None:
-    job, held = bench(num_workers=3, records_per_task=1000), dict[int, Any]()
+def test_replacements_that_do_not_help_end_after_three() -> None:
+    job, held = Bench(num_workers=3, records_per_task=1000), dict[int, Any]()
     job.up(3, training=LARGE)
     replaced_in_vain(job, held, 30, lambda _, slow: train(job, 30, {0: 20, 1: 20, slow: 1}, held))
     assert len(job.of(c.StopProcess)) == 3
 
 
-def test_replacements_whose_successors_report_rarely_end_after_three(bench: type[Bench]) -> None:
+def test_replacements_whose_successors_report_rarely_end_after_three() -> None:
     """A successor is no cure before it has reported enough to be compared."""
-    job, held = bench(num_workers=3, records_per_task=1000), dict[int, Any]()
+    job, held = Bench(num_workers=3, records_per_task=1000), dict[int, Any]()
     job.up(3, training=LARGE)
 
     def train_once(second: int, slow: int) -> None:
@@ -219,10 +212,8 @@ def test_replacements_whose_successors_report_rarely_end_after_three(bench: type
     assert len(slow_ones) == 3
 
 
-def test_a_worker_that_steps_do_without_gets_work_again_after_a_minute(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_workers=4, sync=True, records_per_task=100)
+def test_a_worker_that_steps_do_without_gets_work_again_after_a_minute() -> None:
+    job = Bench(num_workers=4, sync=True, records_per_task=100)
     job.up(3, training=LARGE)  # The fourth waits for a place, so nobody is replaced.
     job.put(e.StepsWaited(0, worker(2), 9.0, 10.0))
     asks = e.LeaseRequested(0, worker(2))
@@ -234,9 +225,9 @@ def test_a_worker_that_steps_do_without_gets_work_again_after_a_minute(
 # backup leases
 
 
-def at_the_end(bench: type[Bench]) -> tuple[Bench, Lease, int]:
+def at_the_end() -> tuple[Bench, Lease, int]:
     """All is trained but the rest of the slow worker's shard; returns it and its offset."""
-    job, held = bench(num_workers=2, records_per_task=1000), dict[int, Any]()
+    job, held = Bench(num_workers=2, records_per_task=1000), dict[int, Any]()
     job.up(2, training=(Source("a", 2000),))
     train(job, 49, {0: 20, 1: 1}, held)
     job.put(e.LeaseRequested(0, worker(1)))
@@ -245,10 +236,8 @@ def at_the_end(bench: type[Bench]) -> tuple[Bench, Lease, int]:
     return job, *held[1]
 
 
-def test_an_idle_worker_gets_the_rest_of_the_last_shard_of_a_slow_one(
-    bench: type[Bench],
-) -> None:
-    job, lease, offset = at_the_end(bench)
+def test_an_idle_worker_gets_the_rest_of_the_last_shard_of_a_slow_one() -> None:
+    job, lease, offset = at_the_end()
     commands = pass_time(job, 3)
     [order] = job.of(c.RevokeLeases, commands)
     assert order.worker == worker(1)
@@ -269,10 +258,8 @@ def test_an_idle_worker_gets_the_rest_of_the_last_shard_of_a_slow_one(
     assert (job.total["trained"], job.total["repeated"]) == (2000, 0)
 
 
-def test_nobody_loses_a_lease_while_no_worker_is_idle_or_little_is_left(
-    bench: type[Bench],
-) -> None:
-    job, held = bench(num_workers=2, records_per_task=1000), dict[int, Any]()
+def test_nobody_loses_a_lease_while_no_worker_is_idle_or_little_is_left() -> None:
+    job, held = Bench(num_workers=2, records_per_task=1000), dict[int, Any]()
     job.up(2, training=(Source("a", 4000),))
     train(job, 150, {0: 5, 1: 5}, held)
     assert not job.of(c.RevokeLeases)
@@ -331,8 +318,8 @@ def test_a_server_that_most_workers_wait_for_is_named_after_ten_seconds() -> Non
     assert not delayed([{**GAUGES, "step_ms": 4000.0}] * 3)
 
 
-def test_a_slow_server_is_replaced_after_a_checkpoint(bench: type[Bench]) -> None:
-    job = bench(num_ps_pods=2, num_workers=2, max_relaunches=0)
+def test_a_slow_server_is_replaced_after_a_checkpoint() -> None:
+    job = Bench(num_ps_pods=2, num_workers=2, max_relaunches=0)
     job.up(2, training=LARGE)
     job.lease(0)
     job.put(e.CpuShareReported(0, ps(1), 0.05))
@@ -356,8 +343,8 @@ def test_a_slow_server_is_replaced_after_a_checkpoint(bench: type[Bench]) -> Non
     assert ps(1, 1) in [one.name for one in job.of(c.StartProcess)]
 
 
-def test_a_slow_server_does_not_wait_for_the_pauses_of_a_checkpoint(bench: type[Bench]) -> None:
-    job = bench(num_ps_pods=2, num_workers=2, checkpoint_seconds=60)
+def test_a_slow_server_does_not_wait_for_the_pauses_of_a_checkpoint() -> None:
+    job = Bench(num_ps_pods=2, num_workers=2, checkpoint_seconds=60)
     job.up(2, training=LARGE)
     job.put(e.VersionAdvanced(0, 5))
     [take] = job.of(c.TakeSnapshot, job.tick(60))
@@ -373,8 +360,8 @@ def test_a_slow_server_does_not_wait_for_the_pauses_of_a_checkpoint(bench: type[
     assert len(job.of(c.TakeSnapshot)) == 2
 
 
-def test_a_server_stays_without_a_checkpoint(bench: type[Bench]) -> None:
-    job = bench(num_ps_pods=2, num_workers=2, stall_seconds=600)
+def test_a_server_stays_without_a_checkpoint() -> None:
+    job = Bench(num_ps_pods=2, num_workers=2, stall_seconds=600)
     job.up(2, training=LARGE)
     job.put(e.VersionAdvanced(0, 5))
     job.put(e.ServerDelayed(0, 1, 400.0, 4.0))

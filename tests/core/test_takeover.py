@@ -26,20 +26,16 @@ def taken_over(job: Bench) -> list[c.Command]:
     return job.put(e.MasterTookOver(0, 2, 1.5))
 
 
-def test_it_says_how_many_processes_kept_running(bench: type[Bench]) -> None:
-    job = bench(num_workers=2, num_ps_pods=1)
-    job.up(2)
+def test_it_says_how_many_processes_kept_running() -> None:
+    job = Bench.running(2, num_workers=2, num_ps_pods=1)
     job.die(worker(1))
     [said] = [one for one in job.of(c.Announce, taken_over(job)) if one.kind == "job"]
     assert said.text == "another master continues the job after 1.5 s; 2 processes kept running"
     assert said.details["term"] == 2 and said.details["away_s"] == 1.5
 
 
-def test_servers_are_asked_again_about_a_lost_worker_and_not_so_soon_after(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_ps_pods=1)
-    job.up()
+def test_servers_are_asked_again_about_a_lost_worker_and_not_so_soon_after() -> None:
+    job = Bench.running(num_ps_pods=1)
     job.lease()
     job.die(worker(0))
     job.tick(20)
@@ -50,9 +46,8 @@ def test_servers_are_asked_again_about_a_lost_worker_and_not_so_soon_after(
     assert not job.of(c.FenceWorker, taken_over(job))
 
 
-def test_who_has_ended_is_gone_for_the_next_master_and_nobody_else(bench: type[Bench]) -> None:
-    job = bench(num_workers=2, num_ps_pods=1)
-    job.up(2)
+def test_who_has_ended_is_gone_for_the_next_master_and_nobody_else() -> None:
+    job = Bench.running(2, num_workers=2, num_ps_pods=1)
     job.die(worker(1))
     parts = job.state._parts
     found = presence_of(parts.context, parts.coordination, parts.checkpointing)
@@ -60,9 +55,8 @@ def test_who_has_ended_is_gone_for_the_next_master_and_nobody_else(bench: type[B
     assert {one.name for one in found.attached} == {ps(0), worker(0)}
 
 
-def test_the_next_master_knows_who_still_starts(bench: type[Bench]) -> None:
-    job = bench(num_workers=2, num_ps_pods=1)
-    job.up()
+def test_the_next_master_knows_who_still_starts() -> None:
+    job = Bench.running(num_workers=2, num_ps_pods=1)
     late = worker(1)
     job.put(e.ProcessAttached(0, late, starting=True))
 
@@ -76,9 +70,8 @@ def test_the_next_master_knows_who_still_starts(bench: type[Bench]) -> None:
     assert not starting()
 
 
-def test_a_worker_that_comes_back_has_time_from_now_on(bench: type[Bench]) -> None:
-    job = bench(num_workers=2, num_ps_pods=1)
-    job.up(2)
+def test_a_worker_that_comes_back_has_time_from_now_on() -> None:
+    job = Bench.running(2, num_workers=2, num_ps_pods=1)
     job.tick(50)
     taken_over(job)
     context = job.state._parts.context
@@ -90,17 +83,15 @@ def test_a_worker_that_comes_back_has_time_from_now_on(bench: type[Bench]) -> No
     assert context.dropped == {DropCause.ENDED_PROCESS: 1}
 
 
-def test_another_range_of_workers_is_kept_again_and_only_then(bench: type[Bench]) -> None:
-    job = bench(num_workers="1:3", num_ps_pods=1)
-    job.up()
+def test_another_range_of_workers_is_kept_again_and_only_then() -> None:
+    job = Bench.running(num_workers="1:3", num_ps_pods=1)
     assert not job.of(c.KeepScale, taken_over(job))
     job.put(e.ScaleRequested(0, 2, 2))
     assert job.of(c.KeepScale, taken_over(job)) == [c.KeepScale(2, 2)]
 
 
-def test_a_job_that_is_ending_ends_only_once_its_processes_have_left(bench: type[Bench]) -> None:
-    job = bench(num_ps_pods=1)
-    job.up()
+def test_a_job_that_is_ending_ends_only_once_its_processes_have_left() -> None:
+    job = Bench.running(num_ps_pods=1)
     job.put(e.StopRequested(0, "Ctrl-C"))
     while job.state.status().phase != "ending":
         job.tick(30)
@@ -111,11 +102,8 @@ def test_a_job_that_is_ending_ends_only_once_its_processes_have_left(bench: type
     assert job.of(c.FinishJob, taken_over(job)) == [job.end]
 
 
-def test_leases_that_reached_a_worker_stay_and_the_others_go_to_anybody(
-    bench: type[Bench],
-) -> None:
-    job = bench(num_workers=2, num_ps_pods=1, records_per_task=32)
-    job.up(2)
+def test_leases_that_reached_a_worker_stay_and_the_others_go_to_anybody() -> None:
+    job = Bench.running(2, num_workers=2, num_ps_pods=1, records_per_task=32)
     first, second = job.lease(), job.lease()
     taken_over(job)
     job.put(e.ProcessReturned(0, worker(0), (ReceivedLease.of(first),)))
@@ -125,9 +113,8 @@ def test_leases_that_reached_a_worker_stay_and_the_others_go_to_anybody(
     assert job.total["trained"] == 32
 
 
-def test_what_servers_are_asked_about_is_not_taken_back(bench: type[Bench]) -> None:
-    job = bench(num_workers=2, num_ps_pods=1)
-    job.up(2)
+def test_what_servers_are_asked_about_is_not_taken_back() -> None:
+    job = Bench.running(2, num_workers=2, num_ps_pods=1)
     lease = job.lease()
     job.put(e.LeaseReturned(0, worker(0), Applied(present(lease.shard).id, 0, 8)))
     taken_over(job)
@@ -138,11 +125,10 @@ def test_what_servers_are_asked_about_is_not_taken_back(bench: type[Bench]) -> N
     assert job.total["trained"] == 16
 
 
-def test_a_summary_that_did_not_reach_its_worker_is_asked_of_another(bench: type[Bench]) -> None:
-    job = bench(num_workers=2, validation_data="v", evaluation_steps=10, num_epochs=9)
-    job.up(2)
+def test_a_summary_that_did_not_reach_its_worker_is_asked_of_another() -> None:
+    job = Bench.running(2, num_workers=2, validation_data="v", evaluation_steps=10, num_epochs=9)
     job.put(e.VersionAdvanced(0, 10))
-    job.put(e.SnapshotCut(0, job.of(c.TakeSnapshot)[-1].snapshot, 11, {}))
+    job.cut(11)
     evaluated = job.lease()
     current = present(job.state._parts.evaluation.round)
     for received, holder in (((ReceivedLease.of(evaluated),), worker(0)), ((), None)):
@@ -162,9 +148,8 @@ def test_a_summary_that_did_not_reach_its_worker_is_asked_of_another(bench: type
         assert current.summary.holder == holder
 
 
-def test_a_worker_with_revoked_shards_is_told_so_by_the_next_master(bench: type[Bench]) -> None:
-    job = bench(num_workers=2, num_ps_pods=1)
-    job.up(2)
+def test_a_worker_with_revoked_shards_is_told_so_by_the_next_master() -> None:
+    job = Bench.running(2, num_workers=2, num_ps_pods=1)
     lease = job.lease()
     job.state._parts.leasing.revocation.revoke(worker(0), "slow")
     taken_over(job)
@@ -177,9 +162,9 @@ def test_a_worker_with_revoked_shards_is_told_so_by_the_next_master(bench: type[
     assert not job.put(e.ProcessReturned(0, ps(0)))
 
 
-def test_what_the_cluster_shows_again_is_no_news(bench: type[Bench]) -> None:
+def test_what_the_cluster_shows_again_is_no_news() -> None:
     """A master that takes over is shown all processes, and drops what would change nothing."""
-    job = bench(num_workers=1, num_ps_pods=1)
+    job = Bench(num_workers=1, num_ps_pods=1)
     job.start()
     shown = ProcessObserved(worker(0), running=True, where="node")
     assert job.state.is_news(shown)
@@ -215,12 +200,9 @@ def test_what_is_no_news_changes_nothing_at_any_time(seed: int) -> None:
     assert known > 3
 
 
-def test_what_a_worker_does_has_not_ended_because_another_master_hears_of_it(
-    bench: type[Bench],
-) -> None:
+def test_what_a_worker_does_has_not_ended_because_another_master_hears_of_it() -> None:
     """Its limit follows from the longest that came to an end."""
-    job = bench()
-    job.up()
+    job = Bench.running()
     job.lease()
     job.put(e.ActivityReported(0, worker(0), "feed", 5.0))
     job.t += 100.0

@@ -116,9 +116,8 @@ def test_nothing_is_exact_after_a_server_restored_what_nobody_knows() -> None:
     assert made.counts() == UpdateCounts(5, 0, 0, at_least=True)
 
 
-def test_a_cut_of_asynchronous_pushes_has_no_steps(bench: type[Bench]) -> None:
-    job = bench(checkpoint_steps=10)
-    job.up()
+def test_a_cut_of_asynchronous_pushes_has_no_steps() -> None:
+    job = Bench.running(checkpoint_steps=10)
     job.pushed(0, 3)
     taken = job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 10)))[0].snapshot
     commands = job.put(e.SnapshotCut(0, taken, 10, {}, {"worker-0": 3}))
@@ -134,15 +133,14 @@ def test_a_cut_is_inexact_if_a_worker_may_have_pushed_before_a_restore(
     assert account(3, 5).counts_at(mark) == UpdateCounts(last, 0, 0, at_least)
 
 
-def test_a_cut_of_steps_has_those_that_are_complete(bench: type[Bench]) -> None:
-    job = bench(checkpoint_steps=10, sync=True)
-    job.up()
+def test_a_cut_of_steps_has_those_that_are_complete() -> None:
+    job = Bench.running(checkpoint_steps=10, sync=True)
     for number, complete in ((1, True), (2, False), (3, True)):
         job.put(e.StepApplied(0, number, complete, (ps(0),)))
     taken = job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 10)))[0].snapshot
     (save,) = job.of(c.SaveSnapshot, job.put(e.SnapshotCut(0, taken, 10, {})))
     assert json.loads(save.ledger)["updates"]["applied"] == 2
-    job.put(e.SnapshotSaved(0, taken, 10, "version-10", 1))
+    job.saved(taken, 10)
     job.put(e.StepApplied(0, 4, True, (ps(0),)))
     job.die(ps(0))
     job.attach(ps(0, 1), restored=10)
@@ -159,8 +157,7 @@ def test_a_step_that_is_told_again_changes_nothing() -> None:
     assert (made.counts(), made.step) == (before, 2)
 
 
-def test_a_server_that_nobody_knows_is_not_one_that_a_worker_has_met(bench: type[Bench]) -> None:
-    job = bench()
-    job.up()
+def test_a_server_that_nobody_knows_is_not_one_that_a_worker_has_met() -> None:
+    job = Bench.running()
     job.put(e.PushesReported(0, worker(0), 3, {"at-nowhere": 1}))
     assert job.updates.applied == 3

@@ -69,9 +69,7 @@ def test_stacks_begin_with_the_place_of_the_first_thread_and_are_bounded() -> No
     assert len(stacks(most_chars=200)) <= 202
 
 
-def test_asked_for_its_state_a_worker_tells_every_lease_anew_even_if_nothing_of_it_changed() -> (
-    None
-):
+def test_a_worker_asked_for_its_state_tells_every_lease_even_if_it_did_not_change() -> None:
     outbox, watch = Outbox(), HangWatch(ManualClock())
     outbox.hold(LEASE)
     outbox.advance(LEASE, Advance(30, version=7))
