@@ -127,11 +127,7 @@ def _sgd(spec: OptimizerSpec, rate: np.floating[Any], values: _Floats, gradients
 
 
 def _adam(
-    spec: OptimizerSpec,
-    rate: np.floating[Any],
-    step: int,
-    values: _Floats,
-    gradients: _Floats,
+    spec: OptimizerSpec, rate: np.floating[Any], step: int, values: _Floats, gradients: _Floats
 ) -> None:
     weights, m, v = values[:3]
     rounded = values.dtype.type

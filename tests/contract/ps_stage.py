@@ -98,12 +98,7 @@ class Stage:
             return _native.Server(k, count, bulk_key(token, self._first + k), turns=self._turns)
         certified = authority.certified_key([f"ps-{k}"])
         return _native.Server(
-            k,
-            count,
-            bulk_key(token, k),
-            certified.certificate,
-            certified.key,
-            turns=self._turns,
+            k, count, bulk_key(token, k), certified.certificate, certified.key, turns=self._turns
         )
 
     def pool(

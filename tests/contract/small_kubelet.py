@@ -81,10 +81,7 @@ class SmallKubelet(SmallCluster):
             state = {"terminated": {"exitCode": code if code >= 0 else 128 - code}}
         phase = "Running" if code is None else "Failed" if code else "Succeeded"
         pod["spec"]["nodeName"] = "node0"
-        pod["status"] = {
-            "phase": phase,
-            "containerStatuses": [{"name": "process", "state": state}],
-        }
+        pod["status"] = {"phase": phase, "containerStatuses": [{"name": "process", "state": state}]}
 
     def _start(self, name: str, pod: dict[str, Any]) -> None:
         (container,) = pod["spec"]["containers"]

@@ -46,12 +46,7 @@ def test_a_read_only_array_is_not_copied_and_stays_read_only() -> None:
 
 @pytest.mark.parametrize(
     "array",
-    [
-        filled().reshape(-1)[1:],
-        filled().T,
-        filled()[:2, :3].copy(),
-        np.empty((0, 10), np.float32),
-    ],
+    [filled().reshape(-1)[1:], filled().T, filled()[:2, :3].copy(), np.empty((0, 10), np.float32)],
     ids=["elsewhere", "transposed", "small", "empty"],
 )
 def test_other_arrays_are_copied(array: Floats) -> None:

@@ -489,10 +489,7 @@ def test_a_proof_of_another_connection_is_worth_nothing(stage: Stage) -> None:
         nonce = first.ask(HELLO, hello)[1][:32]
         good = proof("client", shown(1, "worker-5")[0], nonce, hello)
         second.ask(HELLO, hello)
-        assert second.ask(PROVE, good) == (
-            REFUSED,
-            b"the token is wrong, or another process's",
-        )
+        assert second.ask(PROVE, good) == (REFUSED, b"the token is wrong, or another process's")
         assert first.ask(PROVE, good)[0] == OK
 
 

@@ -90,12 +90,7 @@ def checked(
             with check_streams() as streams:
                 async with check_pod(api, OWNER, make, streams.standard, limits) as check:
                     follow = asyncio.to_thread(
-                        follow_check,
-                        spec,
-                        check,
-                        streams,
-                        CheckLimits(part_s=part_s),
-                        told.append,
+                        follow_check, spec, check, streams, CheckLimits(part_s=part_s), told.append
                     )
                     running = asyncio.ensure_future(follow)
                     beside()
@@ -112,9 +107,7 @@ def failure(cluster: SmallKubelet, program: str, **options: Any) -> ElasticDLErr
     return caught.value
 
 
-def test_the_pod_gets_the_job_and_a_workers_environment_and_no_token(
-    cluster: SmallKubelet,
-) -> None:
+def test_the_pod_gets_the_job_and_a_workers_environment_and_no_token(cluster: SmallKubelet) -> None:
     shows = (
         "import json, os, sys; spec = json.loads(os.environ['ELASTICDL_JOB']);"
         f" print({CHECK_MARK!r} + json.dumps({{'ok': True, 'training': [], 'env': dict(os.environ),"

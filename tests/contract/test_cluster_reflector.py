@@ -87,9 +87,7 @@ def heard_until(
     return asyncio.run(scenario())
 
 
-def test_a_list_then_its_changes_are_told_and_bookmarks_move_on_where_a_watch_goes_on_from() -> (
-    None
-):
+def test_a_list_and_its_changes_are_told_and_bookmarks_move_the_start_of_a_watch() -> None:
     server = Server()
     server.lists = [[item("a", 1)]]
     server.watches = [

@@ -215,11 +215,7 @@ def test_another_process_s_reader_reads_a_shard_without_asking_for_sources(
         source.name,
         5000,
         5003,
-    ) == [
-        5000,
-        5001,
-        5002,
-    ]
+    ) == [5000, 5001, 5002]
 
 
 def test_blocks_come_lazily_and_are_small(kind: Any, tmp_path: Path) -> None:

@@ -227,10 +227,7 @@ def test_a_job_has_the_absolute_path_of_a_file_and_no_password(
 
 @pytest.mark.parametrize(
     ("origin", "package"),
-    [
-        ("postgresql://h/d?table=t", "adbc-driver-postgresql"),
-        ("duckdb:///d?table=t", "duckdb"),
-    ],
+    [("postgresql://h/d?table=t", "adbc-driver-postgresql"), ("duckdb:///d?table=t", "duckdb")],
 )
 def test_a_missing_driver_is_named_with_the_command(
     monkeypatch: pytest.MonkeyPatch, origin: str, package: str

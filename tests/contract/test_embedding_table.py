@@ -455,7 +455,6 @@ def test_any_sequence_of_operations_leaves_both_equal(
             seen += argument
     ids = np.array(seen, np.int64)
     for mine, theirs in zip(
-        *(everything(table, ids, sorted(views)) for table in tables),
-        strict=True,
+        *(everything(table, ids, sorted(views)) for table in tables), strict=True
     ):
         np.testing.assert_array_equal(mine, theirs)

@@ -24,11 +24,7 @@ from elasticdl.worker.pipeline.outbox import Outbox
 from elasticdl.worker.pipeline.trainer import Batch, Loaded
 from elasticdl.worker.tasks import export_folders as export_folders_module
 from elasticdl.worker.tasks.export import ExportTask
-from elasticdl.worker.tasks.export_folders import (
-    ExportFolders,
-    NumberTaken,
-    surplus,
-)
+from elasticdl.worker.tasks.export_folders import ExportFolders, NumberTaken, surplus
 from elasticdl.worker.tasks.export_folders import export_folders as _export_folders
 from tests.object_store import ObjectStore
 

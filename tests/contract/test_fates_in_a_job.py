@@ -63,11 +63,7 @@ def causes(job: FakeJob) -> list[str]:
 
 def whole(job: FakeJob) -> bool:
     total = job.core.receipt().total
-    return (total.expected, total.trained, total.lost) == (
-        SOURCE.records,
-        SOURCE.records,
-        0,
-    )
+    return (total.expected, total.trained, total.lost) == (SOURCE.records, SOURCE.records, 0)
 
 
 def test_preempted_evicted_deleted_tainted_and_lost_workers_come_back_and_each_cause_is_named(
@@ -76,10 +72,7 @@ def test_preempted_evicted_deleted_tainted_and_lost_workers_come_back_and_each_c
     async def scenario(job: FakeJob) -> None:
         for facts in (PREEMPTED, EVICTED, DELETED, NODE_TAINTED):
             before = job.trained
-            await job.until(
-                "some progress",
-                progressed(before, workers=2),
-            )
+            await job.until("some progress", progressed(before, workers=2))
             job.cluster.exit(job.workers[0], facts)
         await job.until("two workers", lambda job: len(job.workers) == 2)
         lost = job.workers[0]
@@ -193,10 +186,7 @@ def test_a_worker_out_of_memory_comes_back_with_more_and_the_job_ends_whole(
     async def scenario(job: FakeJob) -> None:
         for _ in range(2):
             before = job.trained
-            await job.until(
-                "some progress",
-                progressed(before, workers=1),
-            )
+            await job.until("some progress", progressed(before, workers=1))
             job.cluster.exit(job.workers[0], OUT_OF_MEMORY)
 
     flags = {
@@ -225,10 +215,7 @@ def test_a_shard_that_takes_too_much_memory_of_every_worker_is_parked_and_names_
     async def scenario(job: FakeJob) -> None:
         for index in range(3):
             worker = ProcessName(Role.WORKER, index)
-            await job.until(
-                f"{worker} has work",
-                works_on_the_first_shard(worker),
-            )
+            await job.until(f"{worker} has work", works_on_the_first_shard(worker))
             job.cluster.exit(worker, OUT_OF_MEMORY)
 
     flags = {

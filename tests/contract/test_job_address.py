@@ -278,9 +278,7 @@ def test_an_owner_without_a_heartbeat_loses_the_address_and_copies_nothing_more(
 
 
 def test_a_command_that_is_refused_gives_the_address_back_to_the_one_that_runs_the_job(
-    on: Callable[[str], WorkingDirectory],
-    server: ObjectStore,
-    monkeypatch: pytest.MonkeyPatch,
+    on: Callable[[str], WorkingDirectory], server: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of two that begin at the same time, the second replaces the first one's object unseen."""
     on("a")
@@ -304,9 +302,7 @@ def test_a_command_that_is_refused_gives_the_address_back_to_the_one_that_runs_t
 
 
 def test_the_heartbeat_goes_on_after_another_owner_that_is_refused(
-    on: Callable[[str], WorkingDirectory],
-    server: ObjectStore,
-    monkeypatch: pytest.MonkeyPatch,
+    on: Callable[[str], WorkingDirectory], server: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beat, seen = OwnedAddress.beat, list[bool]()
 
@@ -415,9 +411,7 @@ def test_an_index_names_nothing_outside_of_the_directory(
 
 
 def test_verbs_read_the_copy_where_the_job_does_not_run(
-    server: ObjectStore,
-    on: Callable[[str], WorkingDirectory],
-    capsys: pytest.CaptureFixture[str],
+    server: ObjectStore, on: Callable[[str], WorkingDirectory], capsys: pytest.CaptureFixture[str]
 ) -> None:
     on("a")
     with running(job_name="flowers") as directory:
@@ -557,9 +551,7 @@ def test_ctrl_c_during_the_last_copy_does_not_change_how_the_job_ended(
 
 
 def test_a_file_that_cannot_be_copied_is_named_and_holds_no_other_file_up(
-    server: ObjectStore,
-    on: Callable[[str], WorkingDirectory],
-    monkeypatch: pytest.MonkeyPatch,
+    server: ObjectStore, on: Callable[[str], WorkingDirectory], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     working, said = on("a"), list[str]()
 
@@ -647,9 +639,7 @@ def test_flags_of_the_job_that_another_command_changes_meanwhile_are_read_again(
 
 
 def test_the_page_of_a_copy_has_its_logs_though_a_newer_copy_comes_meanwhile(
-    server: ObjectStore,
-    on: Callable[[str], WorkingDirectory],
-    monkeypatch: pytest.MonkeyPatch,
+    server: ObjectStore, on: Callable[[str], WorkingDirectory], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     working = on("a")
     with running() as directory:
@@ -675,9 +665,7 @@ def test_the_page_of_a_copy_has_its_logs_though_a_newer_copy_comes_meanwhile(
 
 
 def test_checkpoints_are_found_where_the_job_copied_them(
-    server: ObjectStore,
-    on: Callable[[str], WorkingDirectory],
-    capsys: pytest.CaptureFixture[str],
+    server: ObjectStore, on: Callable[[str], WorkingDirectory], capsys: pytest.CaptureFixture[str]
 ) -> None:
     on("a")
     with running(checkpoint_dir="s3://bucket/elsewhere"):

@@ -88,11 +88,7 @@ def test_a_process_token_stands_for_no_other_name(stage: Stage, name: str, token
 def test_a_worker_is_not_the_owner(stage: Stage, call: Callable[[MasterClient], object]) -> None:
     with pytest.raises(Refused, match="worker-1 may not call"):
         call(stage.worker())
-    for event in (
-        happened.StopRequested,
-        happened.ScaleRequested,
-        happened.CheckpointRequested,
-    ):
+    for event in (happened.StopRequested, happened.ScaleRequested, happened.CheckpointRequested):
         assert not stage.core.of(event)
 
 

@@ -380,9 +380,7 @@ def test_what_a_server_took_along_in_the_middle_of_a_push_is_known() -> None:
         assert met == {stage.addresses[1]: 1 - stage.servers[1].statistics()["pushes"]}
 
 
-def test_kept_memory_tells_the_next_process_that_it_began_with_a_checkpoint(
-    tmp_path: Path,
-) -> None:
+def test_kept_memory_tells_the_next_process_that_it_began_with_a_checkpoint(tmp_path: Path) -> None:
     """A worker that meets only that one makes its pushes again, too."""
     stage = Stage(1)
     pool = stage.pool(kept_bytes=ENOUGH)

@@ -36,12 +36,7 @@ RUNNING = {
         "containerStatuses": [{"name": "process", "state": {"running": {}}}],
     },
 }
-LISTED = {
-    "logs": [
-        {"process": "master-0", "bytes": 1024},
-        {"process": "worker-7", "bytes": 2048},
-    ]
-}
+LISTED = {"logs": [{"process": "master-0", "bytes": 1024}, {"process": "worker-7", "bytes": 2048}]}
 
 
 class Page(BaseHTTPRequestHandler):

@@ -70,10 +70,7 @@ def test_each_window_becomes_one_batch_of_its_own_records(tmp_path: Path) -> Non
     assert [
         (features["x"].numpy().tolist(), labels.numpy().tolist(), index)
         for features, labels, index in made
-    ] == [
-        ([1.0, 2.0], [0, 1], 0),
-        ([3.0], [1], 1),
-    ]
+    ] == [([1.0, 2.0], [0, 1], 0), ([3.0], [1], 1)]
 
 
 def test_prediction_has_no_labels(tmp_path: Path) -> None:

@@ -10,13 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from elasticdl.embedding.spec import (
-    DenseSpec,
-    Dtype,
-    OptimizerKind,
-    OptimizerSpec,
-    ParametersSpec,
-)
+from elasticdl.embedding.spec import DenseSpec, Dtype, OptimizerKind, OptimizerSpec, ParametersSpec
 from elasticdl.errors import Refused, TransientError, UserError
 from elasticdl.job_choices import WirePrecision
 from elasticdl.native import _native

@@ -78,9 +78,7 @@ def test_the_one_that_takes_has_every_value_of_the_one_that_gives(whole: bool) -
     assert sorted(wire.asked) == sorted(wire.sent)
 
 
-def test_a_ring_that_breaks_at_any_place_of_a_hand_over_leaves_the_one_that_takes_as_it_was() -> (
-    None
-):
+def test_a_hand_over_that_breaks_at_any_place_leaves_the_receiver_as_it_was() -> None:
     """It may be the only one left, and what the master counts on: half of another's weights are
     nobody's.
     """

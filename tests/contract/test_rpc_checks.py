@@ -12,13 +12,7 @@ import grpc
 import pytest
 
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.rpc.channel import (
-    Caller,
-    Credentials,
-    SyncChecks,
-    channel_options,
-    server_options,
-)
+from elasticdl.rpc.channel import Caller, Credentials, SyncChecks, channel_options, server_options
 from elasticdl.rpc.elasticdl_pb2_grpc import (
     ParameterServerServicer,
     ParameterServerStub,

@@ -84,10 +84,7 @@ def test_a_replaced_folder_has_the_new_files_only(folder: str, tmp_path: Path) -
     assert folders.names_in(folder) == ["saved_model.pb", "variables"]
     assert [
         entry.address.removeprefix(folder) for entry in store.listed(f"{folder}/variables")
-    ] == [
-        "/variables/data",
-        "/variables/index",
-    ]
+    ] == ["/variables/data", "/variables/index"]
 
 
 def test_the_file_that_says_complete_is_never_beside_half_of_the_others(
@@ -104,11 +101,7 @@ def test_the_file_that_says_complete_is_never_beside_half_of_the_others(
         for one in server.requests
         if one.startswith(("PUT", "DELETE")) and not one.endswith("/")
     ]
-    assert writes == [
-        "DELETE bucket/export/last",
-        "PUT bucket/export/a",
-        "PUT bucket/export/last",
-    ]
+    assert writes == ["DELETE bucket/export/last", "PUT bucket/export/a", "PUT bucket/export/last"]
 
 
 def test_writes_outlive_unavailability(server: ObjectStore, tmp_path: Path) -> None:

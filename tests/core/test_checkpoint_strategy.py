@@ -45,10 +45,7 @@ def write(root: Path, *, version: int, servers: int) -> Path:
 def test_a_checkpoint_of_a_ring_needs_no_servers(action: Action, tmp_path: Path) -> None:
     write(tmp_path, version=3, servers=0)
     found = as_trained(spec(action, tmp_path, num_ps_pods=2))
-    assert (found.training.distribution_strategy, found.servers) == (
-        Strategy.ALLREDUCE,
-        0,
-    )
+    assert (found.training.distribution_strategy, found.servers) == (Strategy.ALLREDUCE, 0)
 
 
 @pytest.mark.parametrize("action", [Action.EVALUATE, Action.PREDICT])
@@ -57,10 +54,7 @@ def test_a_checkpoint_of_servers_needs_some_even_where_a_ring_was_asked_for(
 ) -> None:
     directory = write(tmp_path, version=3, servers=4)
     found = as_trained(spec(action, directory, distribution_strategy="AllreduceStrategy"))
-    assert (found.training.distribution_strategy, found.servers) == (
-        Strategy.PARAMETER_SERVER,
-        1,
-    )
+    assert (found.training.distribution_strategy, found.servers) == (Strategy.PARAMETER_SERVER, 1)
     kept = as_trained(spec(action, directory, num_ps_pods=3))
     assert kept.servers == 3
 
@@ -94,10 +88,7 @@ def test_the_job_that_is_settled_and_the_one_that_a_pod_finds_are_made_so(tmp_pa
         "checkpoint_dir_for_init": str(tmp_path),
     }
     here = settle(Request(Action.EVALUATE, given))
-    assert (here.training.distribution_strategy, here.servers) == (
-        Strategy.ALLREDUCE,
-        0,
-    )
+    assert (here.training.distribution_strategy, here.servers) == (Strategy.ALLREDUCE, 0)
     given |= {
         "image_name": "i",
         "volume": f"claim_name=c,mount_path={tmp_path}",

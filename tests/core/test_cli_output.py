@@ -75,8 +75,7 @@ def hostile_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path.mkdir(parents=True)
     directory = JobDirectory(path)
     spec = JobSpec.from_flags(
-        Action.TRAIN,
-        {"model_zoo": HOSTILE, "model_def": "iris", "training_data": f"{HOSTILE}.csv"},
+        Action.TRAIN, {"model_zoo": HOSTILE, "model_def": "iris", "training_data": f"{HOSTILE}.csv"}
     ).replace(job_name=HOSTILE, job_dir=str(path))
     directory.spec.write_text(spec.model_dump_json(), encoding="utf-8")
     directory.logs.mkdir()

@@ -278,10 +278,7 @@ def test_a_master_that_left_its_word_and_was_then_killed_by_the_second_signal_wa
 def test_a_receipt_says_what_was_done_with_the_records(
     tmp_path: Path, action: Action, word: str
 ) -> None:
-    outcome = replace(
-        outcome_of(left(tmp_path, 0), 0, interrupted=False),
-        action=action,
-    )
+    outcome = replace(outcome_of(left(tmp_path, 0), 0, interrupted=False), action=action)
     assert summary(outcome)[0] == f"records  expected 2  {word} 2  repeated 0  lost 0"
 
 
@@ -398,10 +395,7 @@ def test_a_status_says_how_the_workers_train_and_why(steps: StepsStatus, told: s
 
 def test_the_end_of_a_process_is_told_once() -> None:
     ended = partial(process, state="ended", cause="finished")
-    rows = (
-        ended("worker-0", message="finished"),
-        ended("ps-0", message="its parameters moved"),
-    )
+    rows = (ended("worker-0", message="finished"), ended("ps-0", message="its parameters moved"))
     place = JobLocation(Kind.LOCAL, job_dir="/jobs/ads")
     shown = lines(Report("ads", place, "done", 1.0, status(processes=rows), 0, "done"))
     ends = [line.partition("finished")[2].strip() for line in shown if "-0 " in line]

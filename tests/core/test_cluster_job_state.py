@@ -79,11 +79,7 @@ def ended(code: int, said: str = "", *, at_s: int = 1, reason: str = "Error") ->
     ("found", "standing", "waits_for"),
     [
         (job_state(job()), JobStage.WAITING, "the cluster has not created its master's pod yet"),
-        (
-            job_state(job(suspend=True)),
-            JobStage.WAITING,
-            "it is suspended, for example by a queue",
-        ),
+        (job_state(job(suspend=True)), JobStage.WAITING, "it is suspended, for example by a queue"),
         (
             job_state(job(), [pod(Role.MASTER)]),
             JobStage.WAITING,
@@ -265,10 +261,7 @@ def test_one_schema_wherever_a_job_is() -> None:
     assert (
         str(JobLocation(Kind.LOCAL, job_dir="/jobs/digits")),
         str(JobLocation(Kind.KUBERNETES, namespace="ns")),
-    ) == (
-        "/jobs/digits",
-        "namespace ns",
-    )
+    ) == ("/jobs/digits", "namespace ns")
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,7 @@ from elasticdl.cluster.kubernetes.planning import job_object, pod_objects, pod_p
 from elasticdl.cluster.kubernetes.plans import Owner
 from elasticdl.cluster.kubernetes.submit_command import with_commands
 from elasticdl.cluster.kubernetes.submitted_job import spec_of
-from elasticdl.cluster.kubernetes.termination_message import (
-    LIMIT_BYTES,
-    outcome_text,
-    read_outcome,
-)
+from elasticdl.cluster.kubernetes.termination_message import LIMIT_BYTES, outcome_text, read_outcome
 from elasticdl.errors import SpecError
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
@@ -332,13 +328,7 @@ def test_the_master_of_a_job_is_told_what_it_cannot_know() -> None:
     names = {entry["name"] for entry in made["env"]}
     assert {
         f"ELASTICDL_{name}"
-        for name in (
-            "NAMESPACE",
-            "JOB_NAME",
-            "JOB_UID",
-            "POD_NAME",
-            "POD_ADDRESS",
-        )
+        for name in ("NAMESPACE", "JOB_NAME", "JOB_UID", "POD_NAME", "POD_ADDRESS")
     } <= names
 
 

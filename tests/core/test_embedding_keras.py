@@ -178,10 +178,7 @@ def test_dense_weights_equal_kerass_over_a_hundred_steps(name: str, gradients: n
             native_optimizer(spec), weights, slots, gradient.reshape(-1), rate_at(step), step
         )
     np.testing.assert_allclose(
-        weights.reshape(ROWS, DIM),
-        keras_weights(name, start),
-        rtol=1e-6,
-        atol=1e-6,
+        weights.reshape(ROWS, DIM), keras_weights(name, start), rtol=1e-6, atol=1e-6
     )
 
 

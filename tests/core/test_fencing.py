@@ -70,15 +70,6 @@ class Scene:
             return await self.fences.fence(worker)
 
 
-def on_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    def run() -> None:
-        asyncio.run(test())
-
-    run.__name__ = test.__name__
-    return run
-
-
-@on_loop
 async def test_servers_that_share_the_parameters_answer_and_those_that_stand_by_know_it() -> None:
     scene = Scene()
     scene.attach(0, 1, 2)
@@ -86,7 +77,6 @@ async def test_servers_that_share_the_parameters_answer_and_those_that_stand_by_
     assert [one.asked for one in scene.controls] == [["worker-7"]] * 3
 
 
-@on_loop
 async def test_a_server_that_never_saw_the_worker_or_is_away_has_nothing_of_it() -> None:
     scene = Scene()
     scene.controls[0] = Control(Fenced(None, 0))
@@ -116,7 +106,6 @@ def test_a_server_is_asked_until_it_answers_and_each_pause_is_longer(
     assert waits == [1, 2, 3]
 
 
-@on_loop
 async def test_the_next_process_is_asked_only_where_memory_outlives_the_first() -> None:
     for returns_s, answer in ((0.0, None), (60.0, has(6))):
         scene = Scene(returns_s)
@@ -133,7 +122,6 @@ async def test_the_next_process_is_asked_only_where_memory_outlives_the_first() 
         assert scene.next[0].asked == ([] if answer is None else ["worker-7"])
 
 
-@on_loop
 async def test_servers_that_get_the_parameters_meanwhile_are_asked_for_their_answers() -> None:
     scene = Scene()
     scene.attach(0, 1, 2)
@@ -145,7 +133,6 @@ async def test_servers_that_get_the_parameters_meanwhile_are_asked_for_their_ans
     assert await scene.fence() == (has(3), has(9))
 
 
-@on_loop
 async def test_no_server_is_asked_in_the_middle_of_a_step() -> None:
     scene = Scene()
     scene.attach(0, 1)
@@ -158,7 +145,6 @@ async def test_no_server_is_asked_in_the_middle_of_a_step() -> None:
     assert await fence == (has(4), has(3))
 
 
-@on_loop
 async def test_a_server_that_attaches_learns_of_all_that_were_ever_fenced() -> None:
     scene = Scene()
     scene.fences.restore(["worker-1", "worker-2"])

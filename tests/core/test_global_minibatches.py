@@ -123,10 +123,7 @@ def same(window: Any) -> Any:
 
 
 def unstarted(
-    shutdown: Shutdown,
-    items: Items,
-    reader: Reader | None = None,
-    feed: Feed = same,
+    shutdown: Shutdown, items: Items, reader: Reader | None = None, feed: Feed = same
 ) -> RingReading:
     reader = reader or Reader()
     sources = Sources(lambda task: reader, lambda task: feed, BATCH)
@@ -136,10 +133,7 @@ def unstarted(
 
 
 def reading_of(
-    shutdown: Shutdown,
-    items: Items,
-    reader: Reader | None = None,
-    feed: Feed = same,
+    shutdown: Shutdown, items: Items, reader: Reader | None = None, feed: Feed = same
 ) -> RingReading:
     reading = unstarted(shutdown, items, reader, feed)
     reading.start()

@@ -23,8 +23,7 @@ def test_without_a_word_of_the_environment_gpus_have_the_numbers_from_0(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("named", "gpus"),
-    [("", ()), ("-1", ()), ("2", ("2",)), ("2, GPU-8e1,-1,0", ("2", "GPU-8e1"))],
+    ("named", "gpus"), [("", ()), ("-1", ()), ("2", ("2",)), ("2, GPU-8e1,-1,0", ("2", "GPU-8e1"))]
 )
 def test_the_environment_names_them_as_it_does_for_cuda(
     tmp_path: Path, named: str, gpus: tuple[str, ...]

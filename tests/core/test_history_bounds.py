@@ -175,10 +175,7 @@ def test_curves_that_were_saved_go_on_where_they_were() -> None:
     assert [
         len(one["at_s"]) <= most
         for one, most in zip(again.as_list(), (MOST_POINTS, LABELLED_POINTS), strict=True)
-    ] == [
-        True,
-        True,
-    ]
+    ] == [True, True]
 
 
 def append(chronicle: EventLog, at_s: float, text: str = "x" * 40, **told: Any) -> None:
@@ -257,11 +254,9 @@ def test_a_master_that_goes_on_goes_on_with_numbers_and_time(tmp_path: Path) -> 
     )
     second.close()
     third = EventLog(path, 90_000.0)
-    assert (third.next_seq, third.began_s, third.started_at) == (
-        3,
-        89_000.0,
-        1_000.0,
-    ), "a gap is not folded away"
+    assert (third.next_seq, third.began_s, third.started_at) == (3, 89_000.0, 1_000.0), (
+        "a gap is not folded away"
+    )
     assert third.ended_before and not second.ended_before
 
 

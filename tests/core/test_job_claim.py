@@ -55,10 +55,7 @@ def test_jobs_of_one_second_have_names_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(time, "time", lambda: 1_700_000_000.0)
-    with (
-        placed(job()) as (first, _),
-        placed(job()) as (second, _),
-    ):
+    with placed(job()) as (first, _), placed(job()) as (second, _):
         pass
     with placed(job()) as (third, directory):
         assert [path.name for path in sorted((tmp_path / "jobs").iterdir())] == [
@@ -270,10 +267,7 @@ def test_a_folder_of_predictions_is_for_one_job_at_a_time_and_not_left_behind_em
 def test_predictions_of_two_jobs_are_not_mixed(tmp_path: Path) -> None:
     with claimed(predicting("a")):
         (tmp_path / "predictions/deep/predictions-000000-000000000-000000010.npz").touch()
-    with (
-        pytest.raises(SpecError, match="predictions would mix"),
-        claimed(predicting("b")),
-    ):
+    with pytest.raises(SpecError, match="predictions would mix"), claimed(predicting("b")):
         pass
     assert not (tmp_path / "jobs/b").exists()
 
@@ -302,10 +296,7 @@ def test_a_full_disk_is_no_bad_usage(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     monkeypatch.setattr(Path, "mkdir", full)
-    with (
-        pytest.raises(PermanentError, match="No space left") as caught,
-        claimed(job(job_name="a")),
-    ):
+    with pytest.raises(PermanentError, match="No space left") as caught, claimed(job(job_name="a")):
         pass
     assert caught.value.exit_code is ExitCode.JOB_FAILED
 

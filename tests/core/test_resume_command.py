@@ -183,8 +183,7 @@ def test_predictions_that_begin_afresh_are_not_mixed_with_those_that_were_made(
 
 
 @pytest.mark.parametrize(
-    ("output", "then"),
-    [("/data/out", "/data/out-2"), ("/data", "/data/ads-2")],
+    ("output", "then"), [("/data/out", "/data/out-2"), ("/data", "/data/ads-2")]
 )
 def test_predictions_on_a_cluster_begin_afresh_elsewhere(
     output: str, then: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

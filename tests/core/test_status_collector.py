@@ -201,10 +201,7 @@ def test_the_status_is_written_down_now_and_then_for_a_master_that_is_killed(
     directory, clock = JobDirectory(tmp_path), ManualClock()
     assert status_when_killed(directory, "killed") is None
     collector = Collector(directory.series, clock, directory.newest)
-    rows = (
-        process("worker-0", shard="3"),
-        process("worker-1", "ended", message="x"),
-    )
+    rows = (process("worker-0", shard="3"), process("worker-1", "ended", message="x"))
     counted = receipt(expected=900, trained=100)
     collector.look(
         status(10.0, processes=rows, receipt=counted, loss=math.nan, waiting=("for room",))

@@ -54,11 +54,7 @@ def test_a_block_within_a_block_takes_its_time_from_it(
             clock.advance(4.0)
         clock.advance(2.0)
     clock.advance(0.5)
-    assert account.spent_s() == {
-        TimeUse.CALLBACKS: 3.0,
-        TimeUse.STEP: 4.0,
-        TimeUse.BETWEEN: 0.5,
-    }
+    assert account.spent_s() == {TimeUse.CALLBACKS: 3.0, TimeUse.STEP: 4.0, TimeUse.BETWEEN: 0.5}
 
 
 def test_a_wait_goes_to_what_the_nearest_busy_stage_does(

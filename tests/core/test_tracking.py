@@ -408,12 +408,7 @@ def test_a_missing_package_is_named_with_its_command(
 
 
 @pytest.mark.parametrize(
-    "tracker, variable",
-    [
-        ("mlflow", "http://h:1"),
-        ("mlflow", "databricks"),
-        ("", ""),
-    ],
+    "tracker, variable", [("mlflow", "http://h:1"), ("mlflow", "databricks"), ("", "")]
 )
 def test_a_server_needs_no_database(
     monkeypatch: pytest.MonkeyPatch, tracker: str, variable: str

@@ -60,12 +60,7 @@ def export(
         written.append(directory)
 
     task = ExportTask(
-        parameters,
-        SPEC,
-        write,
-        "out",
-        export_folders("out", 0, "run"),
-        outbox or Outbox(),
+        parameters, SPEC, write, "out", export_folders("out", 0, "run"), outbox or Outbox()
     )
     number = None if snapshot is None else 1
     lease = Lease(Task.EXPORT, None, 0, round=number, snapshot=snapshot)

@@ -16,13 +16,7 @@ from elasticdl.errors import Refused, TransientError, UserError
 from elasticdl.rpc.parameters import Update
 from elasticdl.worker.process.shutdown import Failed, NonFinite
 from elasticdl.worker.ps.trainer import Bounds
-from tests.core.worker_rig import (
-    MemoryParameters,
-    Rig,
-    ScriptedMaster,
-    once,
-    training,
-)
+from tests.core.worker_rig import MemoryParameters, Rig, ScriptedMaster, once, training
 
 pytestmark = pytest.mark.core
 

@@ -14,14 +14,7 @@ from elasticdl.rpc.parameters import Update
 from elasticdl.worker.pipeline.record_order import LoadedShard, order_of
 from elasticdl.worker.ps.auto_staleness import GROW, WINDOW
 from elasticdl.worker.ps.trainer import Bounds
-from tests.core.worker_rig import (
-    LIMIT_S,
-    Numbers,
-    Rig,
-    ScriptedMaster,
-    once,
-    training,
-)
+from tests.core.worker_rig import LIMIT_S, Numbers, Rig, ScriptedMaster, once, training
 from tests.present import present
 
 pytestmark = pytest.mark.core

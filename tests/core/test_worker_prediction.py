@@ -89,12 +89,7 @@ def test_a_shard_becomes_one_file_that_says_of_which_records(tmp_path: Path) -> 
         int(content["first_record"]),
         int(content["begin"]),
         int(content["end"]),
-    ) == (
-        "data.csv",
-        100,
-        0,
-        10,
-    )
+    ) == ("data.csv", 100, 0, 10)
 
 
 def test_files_sorted_by_name_have_the_examples_in_the_order_of_the_data_as_the_docs_say(

@@ -240,12 +240,7 @@ def test_everything_else_is_told_once_in_one_report() -> None:
         report.failures[0].error,
         report.exported,
         report.stop_asked,
-    ) == (
-        1,
-        "why",
-        "/there",
-        "enough",
-    )
+    ) == (1, "why", "/there", "enough")
     assert outbox.take({}) == Report()
 
 

@@ -155,11 +155,7 @@ def args(*more: str) -> Callable[[Any], None]:
             "the volumeMount of /data has subPathExpr",
             "subPath",
         ),
-        (
-            lambda job: container(job)["volumeMounts"].pop(0),
-            "needs a place for checkpoints",
-            "",
-        ),
+        (lambda job: container(job)["volumeMounts"].pop(0), "needs a place for checkpoints", ""),
     ],
 )
 def test_a_flag_that_is_wrong_or_missing_is_named(

@@ -130,13 +130,7 @@ class MemoryParameters:
         return 1
 
     def rows(
-        self,
-        table: int,
-        server: int,
-        begin: int,
-        *,
-        snapshot: SnapshotId | None,
-        timeout_s: float,
+        self, table: int, server: int, begin: int, *, snapshot: SnapshotId | None, timeout_s: float
     ) -> RowsPage:
         ids = list(self.table)[begin:]
         weights = np.array([self.table[i] for i in ids], np.float32)

@@ -31,10 +31,7 @@ def main() -> int:
     )
     parser.add_argument("--strategy", choices=[*Strategy, "both"], default="both")
     parser.add_argument(
-        "--jobs",
-        type=int,
-        default=0,
-        help="most jobs (default: as many as there is time for)",
+        "--jobs", type=int, default=0, help="most jobs (default: as many as there is time for)"
     )
     parser.add_argument("--parallel", type=int, default=2, help="jobs at a time (default: 2)")
     parser.add_argument(

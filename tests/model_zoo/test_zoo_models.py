@@ -114,32 +114,12 @@ CASES = (
         tables=2,
     ),
     *(
-        Case(
-            name,
-            "criteo",
-            "npz",
-            records=1600,
-            params={"hidden": 16},
-            tables=tables,
-        )
+        Case(name, "criteo", "npz", records=1600, params={"hidden": 16}, tables=tables)
         for name, tables in (("deepfm_ids", 2), ("dcn", 1), ("xdeepfm", 2), ("dlrm", 1))
     ),
+    Case("two_tower", "ratings", "npz", records=6400, size=256, tables=3),
     Case(
-        "two_tower",
-        "ratings",
-        "npz",
-        records=6400,
-        size=256,
-        tables=3,
-    ),
-    Case(
-        "text_cnn",
-        "reviews",
-        "csv",
-        records=3000,
-        epochs=2,
-        params={"hash_bins": 5000},
-        tables=1,
+        "text_cnn", "reviews", "csv", records=3000, epochs=2, params={"hash_bins": 5000}, tables=1
     ),
     Case(
         "transformer",

@@ -250,13 +250,11 @@ def _in_expression(node: ast.AST, slot: _Slot, add: Add) -> None:
             add("no not", lambda: slot.put(operand))
         case ast.Constant(value=bool() as value):
             add(
-                f"{value} becomes {not value}",
-                functools.partial(slot.put, ast.Constant(not value)),
+                f"{value} becomes {not value}", functools.partial(slot.put, ast.Constant(not value))
             )
         case ast.Constant(value=int() | float() as value):
             add(
-                f"{value} becomes {value + 1}",
-                functools.partial(slot.put, ast.Constant(value + 1)),
+                f"{value} becomes {value + 1}", functools.partial(slot.put, ast.Constant(value + 1))
             )
         case ast.Name(id=name) if name in _NAMES:
             add(f"{_NAMES[name]} for {name}", lambda: setattr(node, "id", _NAMES[name]))

@@ -102,11 +102,7 @@ class Client:
     """
 
     def __init__(
-        self,
-        process: Process,
-        name: ProcessName,
-        network: Network,
-        master: Callable[[], Master],
+        self, process: Process, name: ProcessName, network: Network, master: Callable[[], Master]
     ) -> None:
         """`master` returns the newest one: all have the same address."""
         self._process = process

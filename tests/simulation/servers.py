@@ -135,11 +135,7 @@ class Server:
     # Of workers
 
     def greet(
-        self,
-        worker: str,
-        last: int,
-        kept: bool,
-        reply: Callable[[Any, BaseException | None], None],
+        self, worker: str, last: int, kept: bool, reply: Callable[[Any, BaseException | None], None]
     ) -> None:
         """A worker connects that has pushed up to `last`, and has `kept` the newest of them."""
         pushes = self.workers.setdefault(worker, _Pushes())

@@ -279,10 +279,7 @@ def _ring_flags(draw: random.Random, seed: int, size: _Size) -> dict[str, Any]:
 
 
 def _server_flags(draw: random.Random) -> dict[str, Any]:
-    return {
-        "num_ps_pods": draw.choice([1, 2, 3]),
-        "max_staleness": draw.choice([0, 1, "auto", 3]),
-    }
+    return {"num_ps_pods": draw.choice([1, 2, 3]), "max_staleness": draw.choice([0, 1, "auto", 3])}
 
 
 def _cluster_flags(seed: int, *, exports: bool) -> dict[str, Any]:
