@@ -15,8 +15,6 @@ constexpr uint64_t kMostTrials = 8;
 constexpr size_t kAtOnce = 64;  // heads or workers in a region
 constexpr size_t kMostSpare = size_t{256} << 20;  // one payload is kept whatever its size
 
-Digest digest(const std::string& text) { return Sha256().add(text).finish(); }
-
 // Not 0, which stands for no memory.
 uint64_t random_id() {
   uint64_t id = 0;
@@ -97,7 +95,7 @@ KeptState::KeptState(const std::string& path, double patience_s, Identity identi
 
 void KeptState::begin() {
   Root& root = this->root();
-  root.run = digest(identity_.run);
+  root.run = sha256(identity_.run);
   root.id = id_;
   root.server = identity_.server;
   root.servers = identity_.servers;
@@ -110,7 +108,7 @@ void KeptState::take_on() {
   memory_.take_on();
   Root& root = this->root();
   if (root.format != kFormat) throw Corrupted("it is of another version of ElasticDL");
-  if (root.run != digest(identity_.run)) throw Corrupted("it is of another run");
+  if (root.run != sha256(identity_.run)) throw Corrupted("it is of another run");
   if (root.server != identity_.server || root.servers != identity_.servers || root.steps != static_cast<uint32_t>(identity_.steps)) {
     throw Corrupted("it is of server " + std::to_string(root.server) + " of " + std::to_string(root.servers) + ", or of another way to train");
   }
