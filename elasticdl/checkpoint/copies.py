@@ -148,9 +148,9 @@ def fetch(address: str, checkpoints: Path) -> tuple[str, ...]:
     """
     place, found = named(address, RUNNING)
     fetched, passed_over = _fetch_first(place, found, checkpoints)
-    if not fetched and passed_over:
+    if fetched is None and passed_over:
         raise Corrupted(f"no usable checkpoint in {address}: {'; '.join(passed_over)}")
-    if not fetched:
+    if fetched is None:
         raise none_in(address)
     return passed_over
 
@@ -158,10 +158,11 @@ def fetch(address: str, checkpoints: Path) -> tuple[str, ...]:
 def peek(address: str) -> Manifest:
     """The manifest of the newest copy that an address names, as `fetch`, without its files."""
     place, found = named(address)
-    for version in found:
-        with suppress(Corrupted):
-            return manifest(below(place, directory_name(version)))
-    raise none_in(address)
+    folders_found = (below(place, directory_name(version)) for version in found)
+    whole, _ = store.first_intact(folders_found, manifest_if_there)
+    if whole is None:
+        raise none_in(address)
+    return whole
 
 
 def named(address: str, limits: Limits = STARTING) -> tuple[str, list[int]]:
@@ -181,21 +182,19 @@ def none_in(address: str) -> UserError:
 
 def _fetch_first(
     address: str, found: Iterable[int], checkpoints: Path
-) -> tuple[bool, tuple[str, ...]]:
-    """Fetch the first of these versions that is intact: whether one is, and why others are not.
+) -> tuple[Manifest | None, tuple[str, ...]]:
+    """Fetch the first of these versions that is intact, if there is one; also why others are not.
 
     What was never complete is left out.
     """
-    passed_over: list[str] = []
-    for version in found:
-        try:
-            whole = manifest_if_there(below(address, directory_name(version)))
-            if whole is not None:
-                _fetch(address, whole, checkpoints)
-                return True, tuple(passed_over)
-        except Corrupted as error:
-            passed_over.append(error.message)
-    return False, tuple(passed_over)
+
+    def fetched(version: int) -> Manifest | None:
+        whole = manifest_if_there(below(address, directory_name(version)))
+        if whole is not None:
+            _fetch(address, whole, checkpoints)
+        return whole
+
+    return store.first_intact(found, fetched)
 
 
 def refuse_foreign(address: str) -> None:

@@ -16,10 +16,11 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from elasticdl.checkpoint.layout import MANIFEST, VERSION_PREFIX, directory_name
 from elasticdl.checkpoint.manifest import Link, Manifest, PartFile, checksum_of, parse_manifest
@@ -32,13 +33,15 @@ _MAKING = ".making-"
 _REPLACED = ".replaced"
 _NAME = re.compile(rf"{VERSION_PREFIX}(\d+)({re.escape(_REPLACED)})?")
 _CHUNK_BYTES = 4 << 20
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class VerifiedCheckpoint:
-    """A verified checkpoint, and why newer ones were rejected."""
+class FoundCheckpoint:
+    """A verified checkpoint, in a directory or at an address, and why newer ones were rejected."""
 
-    directory: Path
+    where: str
     manifest: Manifest
     rejected: tuple[str, ...] = ()
 
@@ -139,23 +142,44 @@ def prune(checkpoints: Path, keep: int, newest: int, held: Container[str] = ()) 
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def newest(location: Path) -> VerifiedCheckpoint | None:
+def newest(location: Path) -> FoundCheckpoint | None:
     """The newest checkpoint that verifies, in `location` or below it.
 
     None if there is none at all. Raises Corrupted, with all that was tried, if none verifies.
     """
+    found = first_intact(
+        complete_ones(location), lambda one: FoundCheckpoint(str(one), verify(one))
+    )
+    return usable(*found, location)
+
+
+def first_intact(
+    candidates: Iterable[T], take: Callable[[T], R | None]
+) -> tuple[R | None, tuple[str, ...]]:
+    """What `take` makes of the first candidate that is intact, and why those before it are not.
+
+    `take` raises Corrupted for a damaged one, and returns None for one that was never complete.
+    """
     rejected: list[str] = []
-    for directory in complete_ones(location):
+    for candidate in candidates:
         try:
-            return VerifiedCheckpoint(directory, verify(directory), tuple(rejected))
+            if (taken := take(candidate)) is not None:
+                return taken, tuple(rejected)
         except Corrupted as error:
             rejected.append(error.message)
-    if rejected:
+    return None, tuple(rejected)
+
+
+def usable(
+    found: FoundCheckpoint | None, rejected: tuple[str, ...], place: Path | str
+) -> FoundCheckpoint | None:
+    """The newest checkpoint of a place; None if it has none. Raises Corrupted if none is intact."""
+    if found is None and rejected:
         raise Corrupted(
-            f"no usable checkpoint in {location}: {'; '.join(rejected)}",
+            f"no usable checkpoint in {place}: {'; '.join(rejected)}",
             hint="restore the files from a copy, or start without a checkpoint",
         )
-    return None
+    return found and replace(found, rejected=rejected)
 
 
 def before(directory: Path) -> list[Path]:
@@ -168,7 +192,7 @@ def before(directory: Path) -> list[Path]:
     )
 
 
-def require(location: Path) -> VerifiedCheckpoint:
+def require(location: Path) -> FoundCheckpoint:
     """Return the newest checkpoint of a place that the user named. Raises UserError if none."""
     found = newest(location) if location.is_dir() else None
     if found is None:
@@ -181,10 +205,7 @@ def require(location: Path) -> VerifiedCheckpoint:
 
 def peek(location: Path) -> Manifest | None:
     """The manifest of the newest checkpoint, without verification; `location` as for `newest`."""
-    for directory in complete_ones(location):
-        with suppress(Corrupted):
-            return read_manifest(directory)
-    return None
+    return first_intact(complete_ones(location), read_manifest)[0]
 
 
 def read_manifest(directory: Path) -> Manifest:

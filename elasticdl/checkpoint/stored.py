@@ -11,29 +11,20 @@ import logging
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from elasticdl.checkpoint import copies
 from elasticdl.checkpoint.layout import MANIFEST, directory_name
 from elasticdl.checkpoint.manifest import Manifest
-from elasticdl.errors import Corrupted, ElasticDLError, TransientError
+from elasticdl.checkpoint.store import FoundCheckpoint, first_intact, usable
+from elasticdl.errors import ElasticDLError, TransientError
 from elasticdl.flag import is_address
 from elasticdl.storage.address import below
 from elasticdl.storage.attempts import RUNNING
 from elasticdl.storage.store import store_of
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class FoundCheckpoint:
-    """A verified checkpoint, in a directory or at an address, and why newer ones were rejected."""
-
-    where: str
-    manifest: Manifest
-    rejected: tuple[str, ...] = ()
 
 
 def folder_of(address: str, version: int) -> str:
@@ -79,22 +70,15 @@ def newest(address: str) -> FoundCheckpoint | None:
     TransientError.
     """
     place, found = copies.named(address, RUNNING)
-    rejected: list[str] = []
-    for version in found:
+
+    def verified(version: int) -> FoundCheckpoint | None:
         folder = folder_of(place, version)
-        try:
-            if (whole := copies.manifest_if_there(folder)) is None:
-                continue
-            copies.verify(place, whole)
-            return FoundCheckpoint(folder, whole, tuple(rejected))
-        except Corrupted as error:
-            rejected.append(error.message)
-    if rejected:
-        raise Corrupted(
-            f"no usable checkpoint in {address}: {'; '.join(rejected)}",
-            hint="restore the objects from a copy, or start without a checkpoint",
-        )
-    return None
+        if (whole := copies.manifest_if_there(folder)) is None:
+            return None
+        copies.verify(place, whole)
+        return FoundCheckpoint(folder, whole)
+
+    return usable(*first_intact(found, verified), address)
 
 
 def before(folder: str) -> list[str]:

@@ -152,7 +152,7 @@ def restore(server: _native.Server, place: ServerPart, where: Path | str) -> int
     `Restoration.finish`.
     """
     if not (is_address(str(where)) or (Path(where) / MANIFEST).exists()):
-        where = store.require(Path(where)).directory
+        where = store.require(Path(where)).where
     version = Restoration(server, place).finish(where)
     _log.info("restored version %d from %s: %d rows", version, where, server.statistics()["rows"])
     return version

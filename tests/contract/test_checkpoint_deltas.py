@@ -377,7 +377,7 @@ def test_a_torn_link_is_named_and_the_newest_whole_checkpoint_is_used(
     (damaged,) = inspection.verify_all(training.checkpoints, store.version_in_name(new))
     assert len(damaged.problems) == 1 and str(path) in damaged.problems[0]
     found = store.newest(training.checkpoints)
-    assert found is not None and found.directory != new and str(path) in found.rejected[0]
+    assert found is not None and found.where != str(new) and str(path) in found.rejected[0]
     stage = open_stage(2)
     assert restore_newest_intact(stage.servers[1], place(stage, 1), new) < training.sequence
     assert old in store.complete_ones(training.checkpoints)

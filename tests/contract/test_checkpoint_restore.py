@@ -374,7 +374,7 @@ def test_damage_is_found_named_and_the_checkpoint_before_is_used(
         case _:
             victim.write_bytes((old / part_name(1, 2)).read_bytes())
     found = store.newest(tmp_path / "made")
-    assert found is not None and found.directory == old and found.manifest.ledger == '{"epoch": 3}'
+    assert found is not None and found.where == str(old) and found.manifest.ledger == '{"epoch": 3}'
     assert len(found.rejected) == 1 and str(victim) in found.rejected[0]
     restored = open_stage(1)
     assert restore(restored.servers[0], place(restored, 0), tmp_path / "made") == 2

@@ -239,7 +239,7 @@ def test_a_checkpoint_is_whole_and_servers_that_come_up_restore_it(tmp_path: Pat
     bench = Bench(tmp_path)
     path, size = bench.save(40, json.dumps({"cursor": 3}))
     found = store.newest(bench.checkpoints)
-    assert found is not None and str(found.directory) == path == bench.archive.restore_from
+    assert found is not None and found.where == path == bench.archive.restore_from
     assert (found.manifest.version, found.manifest.servers, found.manifest.rows, size) == (
         40,
         2,

@@ -141,7 +141,7 @@ def plain_keras(zoo: Path, directory: Path, digits: Path) -> tuple[Any, Any, Any
     from elasticdl.model.ring_model import RingModel
 
     found = store.require(directory / "checkpoints")
-    _, arrays = ring_file.read(found.directory)
+    _, arrays = ring_file.read(Path(found.where))
     model = RingModel.build(
         load_module(ModelSection(model_zoo=str(zoo), model_def="recording")), {}, seed=0
     )

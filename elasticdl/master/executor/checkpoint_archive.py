@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from elasticdl.checkpoint import copies, store
 from elasticdl.checkpoint.manifest import Link, Manifest, PartFile
-from elasticdl.checkpoint.stored import FoundCheckpoint
+from elasticdl.checkpoint.store import FoundCheckpoint
 from elasticdl.checkpoint.strategy import strategy_of
 from elasticdl.embedding.spec import ParametersSpec
 from elasticdl.errors import Corrupted, PermanentError, TransientError, UserError
@@ -187,8 +187,7 @@ class CheckpointArchive:
             return there
         folder, not_fetched = self._fetched(place) if is_address(place) else (Path(place), ())
         found = store.require(folder.resolve())
-        rejected = (*not_fetched, *found.rejected)
-        return FoundCheckpoint(str(found.directory), found.manifest, rejected)
+        return replace(found, rejected=(*not_fetched, *found.rejected))
 
     def _fetched(self, place: str) -> tuple[Path, tuple[str, ...]]:
         """Where a checkpoint at an address is on disk, and why newer ones were passed over."""

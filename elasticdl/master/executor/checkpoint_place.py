@@ -10,7 +10,7 @@ from typing import Protocol, final
 from elasticdl.checkpoint import copies, store, stored
 from elasticdl.checkpoint.layout import incomplete_checkpoint
 from elasticdl.checkpoint.manifest import Link, Manifest
-from elasticdl.checkpoint.stored import FoundCheckpoint
+from elasticdl.checkpoint.store import FoundCheckpoint
 from elasticdl.errors import Corrupted, ElasticDLError, TransientError
 
 _LOG = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class DirectoryPlace:
 
     def newest(self) -> FoundCheckpoint | None:
         if (found := store.newest(self._checkpoints)) is not None:
-            return FoundCheckpoint(str(found.directory), found.manifest, found.rejected)
+            return found
         if damaged := incomplete_checkpoint(self._checkpoints):
             raise Corrupted(
                 f"no usable checkpoint in {self._checkpoints}: {damaged} has no manifest",
