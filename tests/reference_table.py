@@ -12,8 +12,8 @@ from typing import Any, Protocol, TypeAlias, final
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from elasticdl.embedding.initializers import initial_weights
 from elasticdl.embedding.spec import MAX_DIM, Dtype, OptimizerSpec, TableSpec
+from tests.reference_initializers import initial_weights
 from tests.reference_optimizers import idle, initial_slot, update
 
 Floats: TypeAlias = NDArray[np.floating[Any]]

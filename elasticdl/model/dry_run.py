@@ -10,7 +10,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from elasticdl.embedding.initializers import initial_weights
+from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec
+from elasticdl.embedding.table import native_table
 from elasticdl.errors import UserError
 from elasticdl.formatting import amount
 from elasticdl.model.metrics import LOSS
@@ -51,8 +52,9 @@ class DryRun:
     def pulled(self, lookups: Lookups) -> Pulled:
         """The parameters that servers would return at version 0."""
         parameters = self.ps_model.parameters
+        plain = OptimizerSpec(kind=OptimizerKind.SGD)
         rows = tuple(
-            initial_weights(table.initializer, table.seed, ids, table.dim, parameters.dtype)
+            native_table(table, plain, parameters.dtype).peek(ids)
             for table, ids in zip(parameters.tables, lookups.ids, strict=True)
         )
         return Pulled((0,), self.ps_model.dense(), rows)

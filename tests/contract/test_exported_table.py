@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticdl.embedding.initializers import initial_weights
 from elasticdl.embedding.spec import Dtype, InitializerSpec, TableSpec
 from elasticdl.model import exported_table
 from elasticdl.model.row_runs import RowRuns
+from tests.reference_initializers import initial_weights
 
 pytestmark = pytest.mark.contract
 

@@ -16,7 +16,6 @@ import pytest
 import tensorflow as tf
 
 from elasticdl.data.base import Metadata
-from elasticdl.embedding.initializers import initial_weights
 from elasticdl.errors import UserError
 from elasticdl.job_sections import ModelSection
 from elasticdl.model import exported_table
@@ -28,6 +27,7 @@ from elasticdl.model.row_runs import Pages
 from elasticdl.model.step import CompiledStep
 from elasticdl.rpc.parameters import Pulled
 from elasticdl.shard import Task
+from tests.reference_initializers import initial_weights
 
 pytestmark = [
     pytest.mark.contract,

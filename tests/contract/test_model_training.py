@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from elasticdl.embedding.initializers import initial_weights
 from elasticdl.job_sections import ModelSection
 from elasticdl.model.module import ModelModule, load_module
 from elasticdl.model.ps_model import PsModel
 from elasticdl.model.step import CompiledStep, Lookups, StepOutcome
 from elasticdl.rpc.parameters import Pulled
+from tests.reference_initializers import initial_weights
 from tests.reference_optimizers import initial_slot, update
 from tests.reference_table import ReferenceTable
 

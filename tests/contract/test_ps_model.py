@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from elasticdl.embedding.initializers import initial_weights
 from elasticdl.embedding.spec import Dtype, InitializerKind, OptimizerKind
 from elasticdl.errors import UserError
 from elasticdl.job_sections import ModelSection
@@ -21,6 +20,7 @@ from elasticdl.model.module import ModelModule, load_module
 from elasticdl.model.ps_model import PsModel
 from elasticdl.model.step import CompiledStep, Lookups
 from elasticdl.rpc.parameters import Floats, Pulled, aligned
+from tests.reference_initializers import initial_weights
 
 pytestmark = [
     pytest.mark.contract,

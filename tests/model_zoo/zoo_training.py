@@ -15,7 +15,6 @@ import tensorflow as tf
 from keras.src.utils.naming import reset_uids
 
 from elasticdl.data import Reader, Records, open_custom_reader, open_reader
-from elasticdl.embedding.initializers import initial_weights
 from elasticdl.flag_values import Scalar
 from elasticdl.job_sections import ModelSection
 from elasticdl.model.dry_run import DryRun
@@ -30,6 +29,7 @@ from elasticdl.rpc.parameters import Update
 from elasticdl.rpc.ps_client import ServerPool
 from elasticdl.shard import Applied, Shard, ShardId, Task
 from tests.contract.ps_stage import LIMIT_S, Stage, all_rows
+from tests.reference_initializers import initial_weights
 
 ZOO = Path(__file__).parents[2] / "model_zoo"
 SEED = 5

@@ -17,7 +17,7 @@ struct InitializerSpec {
   float a = -0.05f, b = 0.05f;  // also for float64: Keras rounds a constant to float32 first
 };
 
-// Writes the `dim` first weights of row `id`. elasticdl/embedding/initializers.py gives the same bits.
+// Writes the `dim` first weights of row `id`. tests/reference_initializers.py gives the same bits.
 void initialise_weights(const InitializerSpec& spec, Scalar scalar, uint64_t seed, int64_t id, size_t dim, void* weights);
 
 }  // namespace elasticdl

@@ -1,4 +1,4 @@
-"""Initial values of rows, in NumPy: bit-identical to native/initializer_kernels.h.
+"""Initial values of rows, in NumPy: bit-identical to embedding/native/initializer_kernels.h.
 
 The generator's state is a counter over (seed, id, column), so a value depends on no other value:
 neither on the order in which rows are made, nor on the server. It uses only basic IEEE operations,
