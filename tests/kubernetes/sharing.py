@@ -13,10 +13,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from elasticdl.clock import SystemClock
 from elasticdl.cluster.base import ProcessExited, ProcessName, ProcessSpec, Role
 from elasticdl.cluster.event_bus import ProcessEvent
 from elasticdl.cluster.kubernetes.apiserver import ApiServer
 from elasticdl.cluster.kubernetes.cluster import ClusterOptions, KubernetesCluster
+from elasticdl.cluster.kubernetes.creating import Creator
 from elasticdl.cluster.kubernetes.manifests import services
 from elasticdl.cluster.kubernetes.planning import job_object, pod_plan
 from elasticdl.cluster.kubernetes.plans import Owner
@@ -98,7 +100,7 @@ async def running_job(
         ClusterOptions(places=places),
     )
     # The scheduler spreads the pods of a Service, unless they say otherwise.
-    await cluster.provide(services(owner))
+    await Creator(api, owner.uid, SystemClock()).provide(services(owner), owner.namespace)
     job = SharingJob(spec, cluster, heard)
     task = asyncio.ensure_future(job.keep())
     try:

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 
 import pytest
 
+from elasticdl.clock import SystemClock
 from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
 from elasticdl.cluster.kubernetes.apiserver import ApiServer
 from elasticdl.cluster.kubernetes.cluster import ClusterOptions, KubernetesCluster
 from elasticdl.cluster.kubernetes.cluster_setup import set_up
+from elasticdl.cluster.kubernetes.creating import Creator
 from elasticdl.cluster.kubernetes.gang_discovery import find_gang
 from elasticdl.cluster.kubernetes.planning import job_pod_group, pod_plan
 from elasticdl.cluster.kubernetes.plans import Gang, GangApi
@@ -64,7 +66,9 @@ async def job(api: ApiServer, made: JobSpec, gang: Gang | None) -> AsyncIterator
         ClusterOptions(places=places),
     )
     if gang is not None:
-        await cluster.provide([job_pod_group(made, owner, gang)])
+        await Creator(api, owner.uid, SystemClock()).provide(
+            [job_pod_group(made, owner, gang)], owner.namespace
+        )
     try:
         yield GangJob(made.cluster.job_name, cluster)
     finally:

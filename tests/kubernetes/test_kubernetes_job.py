@@ -23,6 +23,8 @@ MASTER_PROGRAM = """
 import asyncio, os
 from elasticdl.cluster.kubernetes.apiserver import connect
 from elasticdl.cluster.base import ProcessExited, ProcessName, ProcessSpec, Role
+from elasticdl.clock import SystemClock
+from elasticdl.cluster.kubernetes.creating import Creator
 from elasticdl.cluster.kubernetes.cluster import KubernetesCluster
 from elasticdl.cluster.kubernetes.manifests import network_policy, services, token_secret
 from elasticdl.cluster.kubernetes.plans import MASTER_PORT, Image, Owner, PodPlan
@@ -61,7 +63,8 @@ async def main():
     plan = PodPlan(Image(os.environ["IMAGE"]))
     cluster = KubernetesCluster(api, owner, lambda _: plan, secrets=tokens)
     token = token_secret(owner, "opensesame")
-    await cluster.provide([token, *services(owner), network_policy(owner)])
+    objects = [token, *services(owner), network_policy(owner)]
+    await Creator(api, owner.uid, SystemClock()).provide(objects, owner.namespace)
     server = await asyncio.start_server(greet, "0.0.0.0", MASTER_PORT)
     worker = ProcessName(Role.WORKER, 0)
     secrets = {"ELASTICDL_TOKEN": "it is in the Secret"}

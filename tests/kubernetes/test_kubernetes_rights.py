@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 import yaml
 
+from elasticdl.clock import SystemClock
 from elasticdl.cluster.base import CreateRefused, ProcessExited, ProcessName, ProcessSpec, Role
 from elasticdl.cluster.kubernetes import rights
 from elasticdl.cluster.kubernetes.apiserver import ApiServer
 from elasticdl.cluster.kubernetes.cluster import KubernetesCluster
+from elasticdl.cluster.kubernetes.creating import Creator
 from elasticdl.cluster.kubernetes.manifests import network_policy, services, token_secret
 from elasticdl.cluster.kubernetes.plans import GangApi, Owner
 from elasticdl.cluster.kubernetes.process_secrets import ProcessSecrets
@@ -113,11 +115,14 @@ def test_a_job_can_do_all_it_needs_with_these_rights(
             lacking = await rights.missing(api, owner.namespace)
             tokens = ProcessSecrets(api, owner, lambda name: f"opensesame-{name}")
             cluster = KubernetesCluster(api, owner, lambda _: plan(place), secrets=tokens)
-            await cluster.provide(
-                [*services(owner), network_policy(owner), token_secret(owner, "opensesame")]
+            await Creator(api, owner.uid, SystemClock()).provide(
+                [*services(owner), network_policy(owner), token_secret(owner, "opensesame")],
+                owner.namespace,
             )
             # A master that was replaced finds the token in its pod and makes the rest again.
-            await cluster.provide([*services(owner), network_policy(owner)])
+            await Creator(api, owner.uid, SystemClock()).provide(
+                [*services(owner), network_policy(owner)], owner.namespace
+            )
             words = (
                 f"for i in $(seq 60); do echo {'x' * 80}; done; test $ELASTICDL_TOKEN ="
                 " opensesame-worker-0 && exit 9"

@@ -141,8 +141,7 @@ class ForwardedMaster:
             return self._connection
 
     def _access(self, state: JobState, *, read_only: bool = False) -> JobAccess:
-        kept = self._jobs.viewer_access if read_only else self._jobs.access
-        access = self._cluster.run(kept(state))
+        access = self._cluster.run(self._jobs.access(state, read_only=read_only))
         if access is None:
             raise TransientError(
                 f"the master of job {self._name} is starting: it has not made its token yet",

@@ -116,6 +116,15 @@ class ApiServer:
         """Read an object or a list."""
         return await self._json("GET", path, query)
 
+    async def find(self, path: str) -> Json | None:
+        """Read an object; None if there is none."""
+        try:
+            return await self.get(path)
+        except ApiRefused as refused:
+            if refused.status.code != 404:
+                raise
+            return None
+
     async def create(self, path: str, body: Json, *, dry_run: bool = False) -> Json:
         """Create an object, or with `dry_run` only validate that; unknown fields are refused."""
         return await self._json(
@@ -125,11 +134,29 @@ class ApiServer:
             body,
         )
 
-    async def delete(self, path: str, options: Json | None = None) -> Json:
-        """Delete an object; `options` are DeleteOptions."""
-        return await self._json(
-            "DELETE", path, None, {"apiVersion": "v1", "kind": "DeleteOptions", **(options or {})}
-        )
+    async def create_unseen(self, path: str, body: Json) -> bool:
+        """Create an object that we may not read; False if there is one of its name."""
+        try:
+            await self.create(path, body)
+        except ApiRefused as refused:
+            if refused.status.code != 409:
+                raise
+            return False
+        return True
+
+    async def delete(self, path: str, options: Json | None = None, *, uid: str = "") -> None:
+        """Delete an object, which may be gone; `options` are DeleteOptions.
+
+        With a `uid`, an object of that name with another one stays.
+        """
+        whole = {"apiVersion": "v1", "kind": "DeleteOptions", **(options or {})}
+        if uid:
+            whole["preconditions"] = {"uid": uid}
+        try:
+            await self._json("DELETE", path, None, whole)
+        except ApiRefused as refused:
+            if refused.status.code not in (404, 409):
+                raise
 
     async def replace(self, path: str, body: Json) -> Json:
         """Replace an object, if it still has the `resourceVersion` of `body`.

@@ -332,10 +332,8 @@ async def _object(api: ApiServer, path: str) -> Json | None:
     Raises ApiAway, ApiRefused.
     """
     try:
-        return await api.get(path)
+        return await api.find(path)
     except ApiRefused as refused:
-        if refused.status.code == 404:
-            return None
         if refused.status.code == 403:
             return _HIDDEN
         raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,7 +27,7 @@ from elasticdl.cluster.base import (
 from elasticdl.cluster.event_bus import EventBus, ProcessEvent
 from elasticdl.cluster.kubernetes.apiserver import ApiAway, ApiRefused, ApiServer
 from elasticdl.cluster.kubernetes.creating import Creator
-from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL, collection, pod_name
+from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL, pod_name
 from elasticdl.cluster.kubernetes.log_archive import LogArchive
 from elasticdl.cluster.kubernetes.manifests import pod as pod_manifest
 from elasticdl.cluster.kubernetes.plans import Json, Owner, PodPlan
@@ -165,11 +165,6 @@ class KubernetesCluster:
         finally:
             if not created:
                 self._places.ended(spec.name)
-
-    async def provide(self, objects: Iterable[Json]) -> None:
-        """Create the job's objects that are missing and are not pods. Raises CreateRefused."""
-        for made in objects:
-            await self._creator.create(collection(made, self._owner.namespace), made)
 
     async def delete(self, name: ProcessName, *, grace_s: float, for_good: bool = False) -> None:
         """Send SIGTERM, and SIGKILL after `grace_s` (whole seconds, at least 1).
@@ -358,30 +353,22 @@ class KubernetesCluster:
 
         A grace of 0 removes the pod at once, while its process may run on.
         """
-        options: Json = {"gracePeriodSeconds": grace_s}
-        if identity:
-            # Another pod may have the name by now; it must not be deleted.
-            options["preconditions"] = {"uid": identity}
+        path = f"{self._path}/{name}"
         try:
             async with asyncio.timeout(DELETE_LIMIT_S):
-                await self._ask_until_heard(f"{self._path}/{name}", options)
+                while True:
+                    try:
+                        await self._api.delete(path, {"gracePeriodSeconds": grace_s}, uid=identity)
+                        return
+                    except ApiAway as away:
+                        _LOG.info("%s: %s; retrying", path, away.message)
+                        await asyncio.sleep(away.retry_after_s)
         except TimeoutError:
             _LOG.error(
                 "cannot delete %s: the API server was unreachable for %g s", name, DELETE_LIMIT_S
             )
         except ApiRefused as refused:
-            # The pod is gone, or another pod has its name.
-            if refused.status.code not in (404, 409):
-                _LOG.error("the cluster refuses to delete %s: %s", name, refused.message)
-
-    async def _ask_until_heard(self, path: str, options: Json) -> None:
-        while True:
-            try:
-                await self._api.delete(path, options)
-                return
-            except ApiAway as away:
-                _LOG.info("%s: %s; retrying in %g s", path, away.message, away.retry_after_s)
-                await asyncio.sleep(away.retry_after_s)
+            _LOG.error("the cluster refuses to delete %s: %s", name, refused.message)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.ensure_future(work)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Iterable
 from typing import final
 
 from elasticdl.clock import Clock
 from elasticdl.cluster.base import CreateRefused
 from elasticdl.cluster.kubernetes.api_refusals import refusal
 from elasticdl.cluster.kubernetes.apiserver import ApiAway, ApiRefused, ApiServer
-from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL
+from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL, collection
 from elasticdl.cluster.kubernetes.plans import Json
 
 _LOG = logging.getLogger(__name__)
@@ -74,6 +75,11 @@ class Creator:
             await asyncio.sleep(pause_s)
             pause_s *= 2
 
+    async def provide(self, objects: Iterable[Json], namespace: str) -> None:
+        """Create objects that are missing. Raises CreateRefused."""
+        for made in objects:
+            await self.create(collection(made, namespace), made)
+
     async def _held(self, end_s: float) -> None:
         """Wait as long as the server asked all clients to.
 
@@ -104,19 +110,18 @@ class Creator:
         """
         kind, name = str(body["kind"]), str(body["metadata"]["name"])
         try:
-            existing = await self._api.get(f"{path}/{name}")
+            existing = await self._api.find(f"{path}/{name}")
         except ApiAway:
             return None
         except ApiRefused as refused:
-            if refused.status.code == 404:
-                return None
             raise refusal(refused.status.code, refused.message) from refused
-        if (existing["metadata"].get("labels") or {}).get(JOB_UID_LABEL) != self._job_uid:
-            # The garbage collector deletes it with its Job; retry until then.
-            if self._left_behind(existing, body):
-                return None
-            raise CreateRefused(
-                f"{kind.lower()} {name} already exists and does not belong to this job",
-                retry=False,
-            )
-        return existing
+        if existing is None or (
+            (existing["metadata"].get("labels") or {}).get(JOB_UID_LABEL) == self._job_uid
+        ):
+            return existing
+        # The garbage collector deletes it with its Job; retry until then.
+        if self._left_behind(existing, body):
+            return None
+        raise CreateRefused(
+            f"{kind.lower()} {name} already exists and does not belong to this job", retry=False
+        )

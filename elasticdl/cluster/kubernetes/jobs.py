@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -92,14 +93,10 @@ class Jobs:
         """
         if not is_valid(name):
             return None  # such a name cannot be a job's, and would change the URL
-        path = f"/apis/batch/v1/namespaces/{self._namespace}/jobs/{name}"
-        try:
-            job = await self._api.get(path)
-        except ApiRefused as refused:
-            if refused.status.code == 404:
-                return None
-            raise self._not_allowed(refused, "get jobs") from refused
-        if (job["metadata"].get("labels") or {}).get("app.kubernetes.io/name") != "elasticdl":
+        with self._allowed_to("get jobs"):
+            job = await self._api.find(f"/apis/batch/v1/namespaces/{self._namespace}/jobs/{name}")
+        labels = {} if job is None else job["metadata"].get("labels") or {}
+        if job is None or labels.get("app.kubernetes.io/name") != "elasticdl":
             return None
         wanted = {**selector(name), **({} if whole else {ROLE_LABEL: "master"})}
         own = ",".join(f"{key}={value}" for key, value in wanted.items())
@@ -110,22 +107,16 @@ class Jobs:
             ),
         )
 
-    async def access(self, state: JobState) -> JobAccess | None:
-        """What the job's owner needs to talk to its master; None until that has created it."""
-        return await self._access(state, secret_name(state.name))
+    async def access(self, state: JobState, *, read_only: bool = False) -> JobAccess | None:
+        """What the job's owner needs to talk to its master; None until that has created it.
 
-    async def viewer_access(self, state: JobState) -> JobAccess | None:
-        """The same for a viewer, with the viewer's token."""
-        return await self._access(state, viewer_secret_name(state.name))
-
-    async def _access(self, state: JobState, secret_name: str) -> JobAccess | None:
-        path = f"/api/v1/namespaces/{self._namespace}/secrets/{secret_name}"
-        try:
-            secret = await self._api.get(path)
-        except ApiRefused as refused:
-            if refused.status.code == 404:
-                return None
-            raise self._not_allowed(refused, "get secrets") from refused
+        `read_only`: what a viewer needs, with the viewer's token.
+        """
+        name = viewer_secret_name(state.name) if read_only else secret_name(state.name)
+        with self._allowed_to("get secrets"):
+            secret = await self._api.find(f"/api/v1/namespaces/{self._namespace}/secrets/{name}")
+        if secret is None:
+            return None
         owners = {owner.get("uid") for owner in secret["metadata"].get("ownerReferences") or ()}
         token = _text(secret, TOKEN_KEY)
         if not token or state.uid not in owners:
@@ -154,23 +145,16 @@ class Jobs:
     async def delete(self, state: JobState) -> None:
         """Delete the Job, and with it all objects that it owns. It may be gone already."""
         path = f"/apis/batch/v1/namespaces/{self._namespace}/jobs/{state.name}"
-        try:
-            await self._api.delete(
-                path, {"propagationPolicy": "Background", "preconditions": {"uid": state.uid}}
-            )
-        except ApiRefused as refused:
-            if refused.status.code not in (404, 409):
-                raise self._not_allowed(refused, "delete jobs") from refused
+        with self._allowed_to("delete jobs"):
+            await self._api.delete(path, {"propagationPolicy": "Background"}, uid=state.uid)
 
     async def _list(self, path: str, query: Mapping[str, str], what: str) -> list[Json]:
         items: list[Json] = []
         more = ""
         while True:
             page = {**query, "limit": _PAGE, **({"continue": more} if more else {})}
-            try:
+            with self._allowed_to(what):
                 answer = await self._api.get(path, page)
-            except ApiRefused as refused:
-                raise self._not_allowed(refused, what) from refused
             items += answer.get("items") or []
             more = str((answer.get("metadata") or {}).get("continue") or "")
             if not more:
@@ -183,19 +167,21 @@ class Jobs:
         except ClusterRefused:
             return None
 
-    def _not_allowed(self, refused: ApiRefused, what: str) -> ClusterRefused:
-        if refused.status.code == 401:
-            return ClusterRefused(
-                "the cluster does not accept your credentials",
-                hint="see `kubectl auth whoami` and `kubectl config view`",
-            )
-        if refused.status.code == 403:
-            return ClusterRefused(
-                f"you may not {what} in namespace {self._namespace}",
-                hint="ask the cluster's administrator; see `kubectl auth can-i --list -n"
-                f" {self._namespace}`",
-            )
-        return ClusterRefused(f"the cluster refuses to {what}: {refused.message}")
+    @contextmanager
+    def _allowed_to(self, what: str) -> Iterator[None]:
+        """Say what the user lacks to do that, if the API server refuses it."""
+        try:
+            yield
+        except ApiRefused as refused:
+            words, hint = f"the cluster refuses to {what}: {refused.message}", ""
+            if refused.status.code == 401:
+                words = "the cluster does not accept your credentials"
+                hint = "see `kubectl auth whoami` and `kubectl config view`"
+            elif refused.status.code == 403:
+                words = f"you may not {what} in namespace {self._namespace}"
+                see = f"`kubectl auth can-i --list -n {self._namespace}`"
+                hint = f"ask the cluster's administrator; see {see}"
+            raise ClusterRefused(words, hint=hint) from refused
 
 
 def _text(secret: Mapping[str, Any], key: str) -> str:

@@ -159,11 +159,7 @@ class MasterLease:
 
         None while that of an earlier job of this name is there: the cluster will delete it.
         """
-        try:
-            lease = await self._api.get(self._path)
-        except ApiRefused as refused:
-            if refused.status.code != 404:
-                raise
+        if (lease := await self._api.find(self._path)) is None:
             return await self._api.create(self._collection, master_lease(self._owner))
         owners = {owner.get("uid") for owner in lease["metadata"].get("ownerReferences") or ()}
         return lease if self._owner.uid in owners else None
@@ -176,12 +172,8 @@ class MasterLease:
         holder = _holder(lease)
         if holder in ("", self._me):
             return True
-        try:
-            return has_terminated(await self._api.get(f"{self._pods}/{holder}"))
-        except ApiRefused as refused:
-            if refused.status.code == 404:
-                return False
-            raise
+        pod = await self._api.find(f"{self._pods}/{holder}")
+        return pod is not None and has_terminated(pod)
 
     async def _take(self, lease: Json, term: int) -> None:
         self._lease = lease

@@ -8,7 +8,6 @@ job: the master needs no right but to create Secrets, and churn does not fill th
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TypeAlias, final
 
 from elasticdl.cluster.base import CreateRefused, ProcessName
@@ -39,8 +38,7 @@ class ProcessSecrets:
         if (key := made["metadata"]["name"]) in self._created:
             return
         try:
-            with suppress(FileExistsError):
-                await self._create(made)
+            await self._api.create_unseen(self._path, made)
         except ApiRefused as refused:
             raise refusal(refused.status.code, refused.message) from refused
         except ApiAway as away:
@@ -49,18 +47,8 @@ class ProcessSecrets:
 
     async def mend(self) -> list[str]:
         """Create what was deleted; return the names. Raises ApiAway, ApiRefused."""
-        again = []
-        for name, made in tuple(self._created.items()):
-            with suppress(FileExistsError):
-                await self._create(made)
-                again.append(name)
-        return again
-
-    async def _create(self, made: Json) -> None:
-        try:
-            await self._api.create(self._path, made)
-        except ApiRefused as refused:
-            # We may not read Secrets, so we cannot look first.
-            if refused.status.code == 409:
-                raise FileExistsError(made["metadata"]["name"]) from refused
-            raise
+        return [
+            name
+            for name, made in tuple(self._created.items())
+            if await self._api.create_unseen(self._path, made)
+        ]

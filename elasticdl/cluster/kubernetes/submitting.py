@@ -6,6 +6,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar, final
 
@@ -186,9 +187,10 @@ async def _create(api: ApiServer, namespace: str, made: Json, *, dry_run: bool =
     except ApiRefused as error:
         if error.status.reason != "AlreadyExists":
             raise ClusterRefused(refusal(error.status.code, error.message).reason) from error
-        existing = await _existing(api, f"{path}/{name}")
-        if existing is not None and _submission(existing) == _submission(made):
-            return existing
+        with suppress(ApiRefused):  # Somebody else's, if it is unreadable.
+            existing = await api.get(f"{path}/{name}")
+            if _submission(existing) == _submission(made):
+                return existing
         raise NameTaken(
             f"job {name} already exists in namespace {namespace}",
             hint=(
@@ -196,14 +198,6 @@ async def _create(api: ApiServer, namespace: str, made: Json, *, dry_run: bool =
                 f" {namespace} delete job {name}"
             ),
         ) from error
-
-
-async def _existing(api: ApiServer, path: str) -> Json | None:
-    """The Job of that name; None if it is unreadable, and so somebody else's."""
-    try:
-        return await api.get(path)
-    except ApiRefused:
-        return None
 
 
 def _submission(job: Json) -> str:

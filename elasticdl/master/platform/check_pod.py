@@ -175,14 +175,12 @@ class CheckPod:
         while True:
             await asyncio.sleep(self._limits.look_s)
             try:
-                now = await self._api.get(f"{self._path}/{pod['metadata']['name']}")
+                now = await self._api.find(f"{self._path}/{pod['metadata']['name']}")
             except ApiAway as away:
                 self.waits_for = f"{_POD} is out of sight: {away.message}"
                 continue
             except ApiRefused as refused:
-                if refused.status.code != 404:
-                    raise ClusterRefused(f"cannot see {_POD}: {refused.message}") from refused
-                now = None
+                raise ClusterRefused(f"cannot see {_POD}: {refused.message}") from refused
             if now is None or uid(now) != uid(pod):
                 return ExitStatus(reason=DELETED)
             if has_ended(now):
@@ -264,20 +262,18 @@ class CheckPod:
         if (pod := self._existing) is None:
             return
         self._existing = None
-        options: Json = {"gracePeriodSeconds": 1}
-        if "uid" in pod["metadata"]:
-            options["preconditions"] = {"uid": uid(pod)}
+        name, identity = pod["metadata"]["name"], pod["metadata"].get("uid", "")
         try:
             async with asyncio.timeout(self._limits.delete_s):
                 while True:
                     with suppress(ApiAway):
-                        await self._api.delete(f"{self._path}/{pod['metadata']['name']}", options)
+                        await self._api.delete(
+                            f"{self._path}/{name}", {"gracePeriodSeconds": 1}, uid=identity
+                        )
                         return
                     await asyncio.sleep(self._limits.look_s)
         except (ApiRefused, TimeoutError) as error:
-            gone = isinstance(error, ApiRefused) and error.status.code in (404, 409)
-            if not gone:
-                _LOG.warning("cannot delete pod %s: %s", pod["metadata"]["name"], error)
+            _LOG.warning("cannot delete pod %s: %s", name, error)
 
 
 def _cannot_start(problem: Trouble) -> ClusterRefused:

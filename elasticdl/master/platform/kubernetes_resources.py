@@ -9,17 +9,18 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import NoReturn, TypeVar, final
 
+from elasticdl.clock import SystemClock
 from elasticdl.cluster.base import CreateRefused
 from elasticdl.cluster.kubernetes import rights
 from elasticdl.cluster.kubernetes.api_refusals import refusal
 from elasticdl.cluster.kubernetes.apiserver import ApiAway, ApiRefused, ApiServer
-from elasticdl.cluster.kubernetes.cluster import KubernetesCluster
+from elasticdl.cluster.kubernetes.creating import Creator
 from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL, collection, master_selector
 from elasticdl.cluster.kubernetes.manifests import (
     AUTHORITY_KEY,
@@ -32,7 +33,7 @@ from elasticdl.cluster.kubernetes.manifests import (
     viewer_secret,
 )
 from elasticdl.cluster.kubernetes.master_lease import MasterLease
-from elasticdl.cluster.kubernetes.plans import Json, Owner, PodPlan
+from elasticdl.cluster.kubernetes.plans import Json, Owner
 from elasticdl.cluster.kubernetes.pods import has_ended, is_process, is_running, process_name, uid
 from elasticdl.cluster.kubernetes.process_secrets import ProcessSecrets
 from elasticdl.errors import (
@@ -100,6 +101,7 @@ class KubernetesResources:
         self._pod_group = pod_group
         self._timing, self._secured = timing, secured
         self._api, self._owner = api, owner
+        self._creator = Creator(api, owner.uid, SystemClock())
         self._pod_name, self._token_folder = pod_name, token_folder
         self._pods = f"/api/v1/namespaces/{owner.namespace}/pods"
 
@@ -126,8 +128,7 @@ class KubernetesResources:
             token, authority = found or await self._made()
             # A Secret of an earlier job of this name is in the way until the cluster deletes it;
             # `keep` creates ours then.
-            with suppress(FileExistsError):
-                await self._heard_but_taken(self._viewer(token, authority))
+            await self._create_secret(self._viewer(token, authority))
             await self._objects()
         return ProvisionedResources(token, found is not None, authority)
 
@@ -235,30 +236,20 @@ class KubernetesResources:
         authority = Authority.new(self._owner.job).own if self._secured else None
         made = token_secret(self._owner, token, authority)
         while True:
-            try:
-                await self._heard_but_taken(made)
+            if await self._create_secret(made):
                 return token, authority
-            except FileExistsError:
-                if found := self._mounted():
-                    return found
-                _LOG.info(
-                    "Secret %s already exists: waiting until it is mounted or deleted",
-                    made["metadata"]["name"],
-                )
-                await asyncio.sleep(self._timing.secret_again_s)
+            if found := self._mounted():
+                return found
+            _LOG.info(
+                "Secret %s already exists: waiting until it is mounted or deleted",
+                made["metadata"]["name"],
+            )
+            await asyncio.sleep(self._timing.secret_again_s)
 
-    async def _heard_but_taken(self, made: Json) -> None:
-        """Create a Secret. Raises FileExistsError if there is one of its name."""
-
-        async def create() -> None:
-            try:
-                await self._api.create(f"/api/v1/namespaces/{self._owner.namespace}/secrets", made)
-            except ApiRefused as refused:
-                if refused.status.code == 409:
-                    raise FileExistsError(made["metadata"]["name"]) from refused
-                raise
-
-        await self._heard(create)
+    async def _create_secret(self, made: Json) -> bool:
+        """Create a Secret; False if there is one of its name."""
+        path = f"/api/v1/namespaces/{self._owner.namespace}/secrets"
+        return await self._heard(lambda: self._api.create_unseen(path, made))
 
     # pods and objects
 
@@ -300,21 +291,14 @@ class KubernetesResources:
     async def _end(self, pod: Json, grace_s: int) -> None:
         name = pod["metadata"]["name"]
         _LOG.info("deleting %s of the previous master%s", name, "" if grace_s else " by force")
-        try:
-            await self._api.delete(
-                f"{self._pods}/{name}",
-                {"gracePeriodSeconds": grace_s, "preconditions": {"uid": uid(pod)}},
-            )
-        except ApiRefused as refused:
-            if refused.status.code not in (404, 409):
-                raise
+        path = f"{self._pods}/{name}"
+        await self._api.delete(path, {"gracePeriodSeconds": grace_s}, uid=uid(pod))
 
     async def _objects(self) -> None:
         """Create what `_lasting` has before the first process needs it."""
-        cluster = KubernetesCluster(self._api, self._owner, _no_pods)
         while True:
             try:
-                await cluster.provide(self._lasting())
+                await self._creator.provide(self._lasting(), self._owner.namespace)
                 return
             except CreateRefused as refused:
                 if not refused.retry:
@@ -348,34 +332,22 @@ class KubernetesResources:
     async def _mend(
         self, token: str, secrets: ProcessSecrets, authority: CertifiedKey | None
     ) -> None:
-        cluster = KubernetesCluster(self._api, self._owner, _no_pods)
         for made in self._lasting():
-            try:
-                path = collection(made, self._owner.namespace)
-                await self._api.get(f"{path}/{made['metadata']['name']}")
-            except ApiRefused as refused:
-                if refused.status.code != 404:
-                    raise
-                _LOG.warning(
-                    "%s %s was deleted: creating it again", made["kind"], made["metadata"]["name"]
-                )
-                await cluster.provide([made])
+            name, path = made["metadata"]["name"], collection(made, self._owner.namespace)
+            if await self._api.find(f"{path}/{name}") is None:
+                _LOG.warning("%s %s was deleted: creating it again", made["kind"], name)
+                await self._creator.create(path, made)
         # We may not read a Secret, so try to create it; usually it exists.
         again = await secrets.mend()
         own = token_secret(self._owner, token, authority)
         for made in (own, self._viewer(token, authority)):
-            with suppress(FileExistsError):
-                await self._heard_but_taken(made)
+            if await self._create_secret(made):
                 again.append(made["metadata"]["name"])
         for name in again:
             _LOG.warning("Secret %s was deleted: creating it again", name)
 
     def _viewer(self, token: str, authority: CertifiedKey | None) -> Json:
         return viewer_secret(self._owner, viewer_token(token), authority)
-
-
-def _no_pods(_name: object) -> PodPlan:
-    raise RuntimeError("this cluster creates no pods")
 
 
 async def heard(call: Callable[[], Awaitable[T]], again_s: float) -> T:
