@@ -3,47 +3,31 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import assert_never
+from typing import Self
 
 
 class Awaited(StrEnum):
     """What a job waits for, in `details["wait"]`."""
 
-    MASTER = "master"
-    """No master runs: only a later diagnosis reports this wait."""
-    PLACE = "place"
-    SERVERS = "servers"
-    WORK = "work"
-    RING = "ring"
-    STEP = "step"
-    """Gradients of a synchronous step."""
-    PUSHES = "pushes"
-    """Pushes that workers make again for a server that lost them."""
-    CODE = "code"
-    """User code that takes long."""
+    text: str
+    """What follows "waiting for" in messages."""
 
-    @property
-    def text(self) -> str:
-        """What follows "waiting for" in messages."""
-        match self:
-            case Awaited.MASTER:
-                return "a master"
-            case Awaited.PLACE:
-                return "processes to be scheduled"
-            case Awaited.SERVERS:
-                return "parameter servers"
-            case Awaited.WORK:
-                return "work"
-            case Awaited.RING:
-                return "the ring"
-            case Awaited.STEP:
-                return "the gradients of a step"
-            case Awaited.PUSHES:
-                return "repeated pushes"
-            case Awaited.CODE:
-                return "user code"
-            case _:
-                assert_never(self)
+    def __new__(cls, value: str, text: str = "") -> Self:
+        made = str.__new__(cls, value)
+        made._value_, made.text = value, text
+        return made
+
+    MASTER = "master", "a master"
+    """No master runs: only a later diagnosis reports this wait."""
+    PLACE = "place", "processes to be scheduled"
+    SERVERS = "servers", "parameter servers"
+    WORK = "work", "work"
+    RING = "ring", "the ring"
+    STEP = "step", "the gradients of a step"
+    PUSHES = "pushes", "repeated pushes"
+    """Pushes that workers make again for a server that lost them."""
+    CODE = "code", "user code"
+    """User code that takes long."""
 
 
 def awaited_text(value: str) -> str:

@@ -101,25 +101,11 @@ class AddressJob:
         end = self._end()
         return None if end is None else end[0]
 
-    def stop(self, reason: str) -> NoReturn:
+    def stop(self, *_: object, **__: object) -> NoReturn:
         """Raise an error: only the machine that runs the job can."""
         raise self._only_there()
 
-    def end(self, reason: str) -> NoReturn:
-        """Raise an error, as `stop`."""
-        raise self._only_there()
-
-    def scale(self, low: int, high: int) -> NoReturn:
-        """Raise an error, as `stop`."""
-        raise self._only_there()
-
-    def scale_servers(self, number: int) -> NoReturn:
-        """Raise an error, as `stop`."""
-        raise self._only_there()
-
-    def checkpoint(self) -> NoReturn:
-        """Raise an error, as `stop`."""
-        raise self._only_there()
+    end = scale = scale_servers = checkpoint = stop
 
     @contextmanager
     def page(self, *, read_only: bool = False) -> Iterator[str]:

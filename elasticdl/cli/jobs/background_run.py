@@ -10,7 +10,7 @@ from typing import final
 
 from elasticdl.cli.jobs.local_launch import LocalRun
 from elasticdl.cli.jobs.watch import timed_out
-from elasticdl.errors import ElasticDLError, ExitCode, PermanentError
+from elasticdl.errors import ElasticDLError, PermanentError
 from elasticdl.jobdir.outcome import Outcome
 
 START_S = 60.0
@@ -116,5 +116,4 @@ class BackgroundRun:
 def _unexpected(error: BaseException) -> ElasticDLError:
     problem = PermanentError(f"the job's thread failed: {error!r}", hint="a bug: please report it")
     problem.__cause__ = error
-    problem.exit_code = ExitCode.JOB_FAILED
     return problem

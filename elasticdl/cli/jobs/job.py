@@ -84,18 +84,8 @@ class Report:
         whole, counts = self.as_dict(), self.status.records
         records = {"trained": counts.trained, "expected": counts.expected}
         steps = whole["steps"]
-        keys = (
-            "job",
-            "place",
-            "namespace",
-            "job_dir",
-            "state",
-            "age_s",
-            "message",
-            "exit_code",
-            "outcome",
-        )
-        return {**{key: whole[key] for key in keys}, "records": records, "steps": steps}
+        keys = "job place namespace job_dir state age_s message exit_code outcome"
+        return {**{key: whole[key] for key in keys.split()}, "records": records, "steps": steps}
 
 
 @final

@@ -43,12 +43,8 @@ def why(query: JobQuery, lines: int, form: str) -> None:
         report = job.report()
         diagnosis = job.story()
         if form != Format.TABLE:
-            head = {
-                "job": job.name,
-                "place": str(job.place.kind),
-                "namespace": job.place.namespace,
-                "job_dir": job.place.job_dir,
-            }
+            all_of_it = report.as_dict()
+            head = {key: all_of_it[key] for key in ("job", "place", "namespace", "job_dir")}
             receipt = report.status.receipt
             goodput = asdict(receipt.goodput) if receipt and receipt.goodput else None
             known = {"missing": diagnosis.missing, "goodput": goodput, **diagnosis.story}

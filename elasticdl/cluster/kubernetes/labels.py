@@ -61,23 +61,24 @@ def master_selector(job: str) -> str:
 
 def check_labels(job: str) -> dict[str, str]:
     """The labels of the pod that checks model and data."""
-    return {
-        **selector(job),
-        "app.kubernetes.io/component": CHECK,
-        "app.kubernetes.io/managed-by": "elasticdl",
-        ROLE_LABEL: CHECK,
-    }
+    return _of_role(job, CHECK)
 
 
 def labels(job: str, name: ProcessName) -> dict[str, str]:
     """The recommended labels and our own."""
     return {
-        **selector(job),
-        "app.kubernetes.io/component": str(name.role),
-        "app.kubernetes.io/managed-by": "elasticdl",
-        ROLE_LABEL: str(name.role),
+        **_of_role(job, str(name.role)),
         INDEX_LABEL: str(name.index),
         INCARNATION_LABEL: str(name.incarnation),
+    }
+
+
+def _of_role(job: str, role: str) -> dict[str, str]:
+    return {
+        **selector(job),
+        "app.kubernetes.io/component": role,
+        "app.kubernetes.io/managed-by": "elasticdl",
+        ROLE_LABEL: role,
     }
 
 

@@ -101,9 +101,11 @@ def needed_by(gang: Gang | None) -> Rights:
     return NEEDED + tuple(right for right in GANGS if gang is not None and right.group == gang.api)
 
 
-async def missing(api: ApiServer, namespace: str, needed: Rights = NEEDED) -> Rights:
-    """The rights that the user lacks in a namespace. Raises ApiRefused, ApiAway."""
-    answers = await asyncio.gather(*(_allowed(api, namespace, right) for right in needed))
+async def missing(
+    api: ApiServer, namespace: str, needed: Rights = NEEDED, account: str = ""
+) -> Rights:
+    """The rights that the user, or a service account, lacks. Raises ApiRefused, ApiAway."""
+    answers = await asyncio.gather(*(_allowed(api, namespace, right, account) for right in needed))
     return tuple(right for right, allowed in zip(needed, answers, strict=True) if not allowed)
 
 
@@ -115,14 +117,11 @@ async def missing_of(
     Raises ApiRefused, ApiAway.
     """
     try:
-        answers = await asyncio.gather(
-            *(_allowed(api, namespace, right, account) for right in needed)
-        )
+        return await missing(api, namespace, needed, account)
     except ApiRefused as refused:
         if refused.status.code == 403:
             return None
         raise
-    return tuple(right for right, allowed in zip(needed, answers, strict=True) if not allowed)
 
 
 async def lasting(ask: Callable[[], Awaitable[Rights | None]], limit_s: float) -> Rights | None:
@@ -139,9 +138,7 @@ async def lasting(ask: Callable[[], Awaitable[Rights | None]], limit_s: float) -
 
 
 def in_words(lacking: Rights, namespace: str) -> str:
-    """A sentence about missing rights, for people; '' if none is missing."""
-    if not lacking:
-        return ""
+    """A sentence about missing rights, for people."""
     parts = "; ".join(f"{right} ({right.why})" for right in lacking)
     return (
         f"not allowed in namespace {namespace}: {parts}. docker/rbac.yaml grants what a job needs"
@@ -163,18 +160,14 @@ async def _allowed(api: ApiServer, namespace: str, right: Right, account: str = 
         "spec": {"resourceAttributes": attributes},
     }
     if account:
-        groups = [
+        review["kind"] = "LocalSubjectAccessReview"
+        review["metadata"] = {"namespace": namespace}
+        review["spec"]["user"] = f"system:serviceaccount:{namespace}:{account}"
+        review["spec"]["groups"] = [
             "system:serviceaccounts",
             f"system:serviceaccounts:{namespace}",
             "system:authenticated",
         ]
-        who = {"user": f"system:serviceaccount:{namespace}:{account}", "groups": groups}
-        review = {
-            **review,
-            "kind": "LocalSubjectAccessReview",
-            "metadata": {"namespace": namespace},
-        }
-        review["spec"] = {"resourceAttributes": attributes, **who}
     reviewed = await api.create(
         _REVIEWS_OF_OTHERS.format(namespace) if account else _REVIEWS, review
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from decimal import Decimal
 from typing import Any, TypeAlias, final
 
@@ -44,10 +44,6 @@ class JobUsage:
     """How long its longest waiting pod waits for a node; without a master's pod, the job's age."""
     waits_for: str
 
-    def as_row(self) -> dict[str, Any]:
-        """For JSON and YAML."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -67,7 +63,7 @@ class ClusterUsage:
     def as_document(self) -> dict[str, Any]:
         """For JSON and YAML."""
         return {
-            "jobs": [job.as_row() for job in self.jobs],
+            "jobs": [asdict(job) for job in self.jobs],
             "allocatable": {key: float(amount) for key, amount in self.allocatable.items()},
             "utilisation": dict(self.utilisation),
             "of_jobs": dict(self.of_jobs),
