@@ -14,7 +14,7 @@ from rich.console import Console
 
 from elasticdl.cli.jobs.event_follower import Events
 from elasticdl.cli.jobs.job import JobLocation, Kind, Report
-from elasticdl.cli.jobs.local_launch import LocalRun, outcome_of
+from elasticdl.cli.jobs.local_launch import LocalRun, outcome_of, refusal_of
 from elasticdl.cli.verbs.status import lines
 from elasticdl.cli.views import progress
 from elasticdl.cli.views.documents import Format
@@ -135,6 +135,17 @@ def test_lines_come_with_each_event_and_with_progress_now_and_then() -> None:
             " training loss 0.25, validation auc 0.9, staleness 1"
         ),
     ]
+
+
+def test_a_line_of_progress_that_stays_the_same_says_for_how_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream, now_s = io.StringIO(), iter((100.0, 100.0, 110.0, 110.0, 120.0, 120.0))
+    monkeypatch.setattr("time.monotonic", lambda: next(now_s))
+    view = LineView(stream, every_s=0.0)
+    for message in ("checking", "checking", "training"):
+        view.show(status(message=message), [])
+    assert stream.getvalue().splitlines() == ["checking", "checking, for 10 s", "training"]
 
 
 def test_text_from_the_job_cannot_play_tricks_with_a_terminal() -> None:
@@ -261,6 +272,18 @@ def test_an_interrupted_job_says_how_to_go_on_only_if_it_can(tmp_path: Path) -> 
     assert hint.startswith("resume with: ") and hint.endswith(
         f"elasticdl train -f {tmp_path}/job.yaml --job-dir {tmp_path} --resume"
     )
+
+
+def test_a_resumed_job_that_is_stopped_in_its_check_says_how_to_go_on(tmp_path: Path) -> None:
+    directory = left(tmp_path, 130)
+    outcome = outcome_of(directory, 130, interrupted=True)
+    stopped = refusal_of(directory, outcome)
+    assert stopped is not None and not stopped.hint, "a new job leaves nothing"
+    (directory.checkpoints / "version-3").mkdir(parents=True)
+    (directory.checkpoints / "version-3/manifest.json").touch()
+    directory.spec.write_text(job().replace(resume=True).model_dump_json())
+    stopped = refusal_of(directory, outcome)
+    assert stopped is not None and stopped.hint.startswith("resume with: ")
 
 
 def test_a_master_that_left_its_word_and_was_then_killed_by_the_second_signal_was_stopped(

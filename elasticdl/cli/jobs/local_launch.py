@@ -21,7 +21,7 @@ from elasticdl.formatting import exit_words
 from elasticdl.job import JobSpec
 from elasticdl.job_status import JobStatus
 from elasticdl.jobdir.job_end import killed_end, read_end, resume_hint, status_in
-from elasticdl.jobdir.layout import JobDirectory, read_json
+from elasticdl.jobdir.layout import JobDirectory, part_of, read_json
 from elasticdl.jobdir.outcome import Outcome
 from elasticdl.jobdir.supervisor_file import read_supervisor
 
@@ -248,5 +248,9 @@ def refusal_of(directory: JobDirectory, outcome: Outcome) -> ElasticDLError | No
     if directory.preflight.exists():
         return None
     if outcome.exit_code == ExitCode.INTERRUPTED:
-        return Stopped(f"{outcome.message.removeprefix('stopped: ')}, before the job began")
+        resumed = part_of(read_json(directory.spec), "checkpoint").get("resume")
+        return Stopped(
+            f"{outcome.message.removeprefix('stopped: ')}, before the job began",
+            hint=resume_hint(directory) if resumed else "",  # A new job's directory is removed.
+        )
     return outcome.error() if outcome.exit_code == ExitCode.USAGE else None

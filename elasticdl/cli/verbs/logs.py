@@ -12,7 +12,7 @@ from elasticdl.cli.jobs.job import JobQuery, LogRequest
 from elasticdl.cli.jobs.local_jobs import local_names
 from elasticdl.cli.jobs.resolve_job import RULE, resolve_job
 from elasticdl.cli.param_types import Lines
-from elasticdl.cli.views.console import put, show
+from elasticdl.cli.views.console import put, show, tell
 from elasticdl.cli.views.documents import Format, render
 from elasticdl.cluster.kubernetes.kubeconfig import no_cluster
 from elasticdl.errors import ElasticDLError
@@ -74,3 +74,5 @@ def logs(query: JobQuery, process: str, lines: int, follow: bool, form: str) -> 
             return
         for entry in entries:
             show(f"{entry.process:<12} {entry.what}")
+        if entries:
+            tell("name a process to print its log: elasticdl logs JOB PROCESS")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO, final
 
 from elasticdl.cli.views import progress
 from elasticdl.cli.views.console import plain, tell
-from elasticdl.formatting import number
+from elasticdl.formatting import number, spoken
 from elasticdl.job_status import JobStatus
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class LineView:
         self._stream = stream
         self._every_s = every_s
         self._said_at_s = float("-inf")
+        self._line, self._since_s = "", 0.0
 
     def say(self, text: str) -> None:
         tell(text, self._stream)
@@ -57,8 +58,12 @@ class LineView:
         # An event gives the reason of the job's end already, and the command prints its outcome.
         goes_on = status is not None and status.exit_code is None
         if status is not None and goes_on and time.monotonic() - self._said_at_s >= self._every_s:
-            self._said_at_s = time.monotonic()
-            self.say(progress.head(status))
+            now_s = self._said_at_s = time.monotonic()
+            if (line := progress.head(status)) != self._line:
+                self._line, self._since_s = line, now_s
+            elif now_s > self._since_s:
+                line += f", for {spoken(now_s - self._since_s)}"
+            self.say(line)
 
     def close(self) -> None:
         pass
