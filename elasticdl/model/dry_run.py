@@ -36,6 +36,8 @@ class DryRunStep:
 
     loss: float
     nonfinite: str = ""
+    repeated_ids: bool = False
+    """Whether a lookup in a table of the servers has an id more than once."""
 
 
 @final
@@ -71,7 +73,8 @@ class DryRun:
             return DryRunStep(alone.loss, alone.nonfinite)
         lookups = self.step.prepare(features, training=True)
         outcome = self.step.train(features, labels, lookups, self.pulled(lookups))
-        return DryRunStep(outcome.loss, outcome.nonfinite)
+        repeated = any(np.unique(part).size < part.size for part in lookups.positions)
+        return DryRunStep(outcome.loss, outcome.nonfinite, repeated)
 
     def summary(self) -> dict[str, Any]:
         """The model's size, tables and optimizer, for people and programs."""
