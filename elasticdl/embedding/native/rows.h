@@ -1,4 +1,7 @@
 // Rows of bytes with their ids and tags, numbered in insertion order, in chunks that never move.
+//
+// A small row stands beside its id and its tag, so that one cache line has all of it: reading memory is most of the time of a
+// lookup. Larger rows are apart from their ids, so that they begin at cache lines.
 #pragma once
 #include <algorithm>
 #include <stdexcept>
@@ -19,15 +22,17 @@ class Rows {
   // row_bytes >= 1; tags only if `tagged`. In kept memory `size` is where the number of rows is kept, and rows that are there
   // already are taken on. Throws std::invalid_argument if those are of another shape.
   Rows(size_t row_bytes, bool tagged, Memory* memory = nullptr, uint32_t table = 0, uint64_t* size = nullptr)
-      : row_bytes_(row_bytes), id_bytes_(sizeof(int64_t) + (tagged ? sizeof(Tag) : 0)), memory_(memory), table_(table), kept_size_(size) {
-    while (bit_ < 20 && row_bytes << (bit_ + 1) <= kChunkBytes) ++bit_;
+      : row_bytes_(row_bytes), id_bytes_(sizeof(int64_t) + (tagged ? sizeof(Tag) : 0)), together_(bytes_together(row_bytes + id_bytes_)),
+        value_stride_(together_ != 0 ? together_ : row_bytes), id_stride_(together_ != 0 ? together_ : id_bytes_), memory_(memory),
+        table_(table), kept_size_(size) {
+    while (bit_ < 20 && value_stride_ << (bit_ + 1) <= kChunkBytes) ++bit_;
     if (memory != nullptr) take_on();
   }
 
   size_t size() const { return size_; }
   size_t row_bytes() const { return row_bytes_; }
   bool tagged() const { return id_bytes_ > sizeof(int64_t); }
-  char* values(uint32_t row) const { return chunks_[row >> bit_].values + within(row) * row_bytes_; }
+  char* values(uint32_t row) const { return chunks_[row >> bit_].values + within(row) * value_stride_; }
   int64_t& id(uint32_t row) const { return *reinterpret_cast<int64_t*>(id_address(row)); }
   // Beside the id: one cache line has both. Only if `tagged`.
   Tag& tag(uint32_t row) const { return *reinterpret_cast<Tag*>(id_address(row) + sizeof(int64_t)); }
@@ -62,7 +67,7 @@ class Rows {
   size_t memory_bytes() const {
     if (chunks_.empty()) return 0;
     const size_t used = size_ - ((chunks_.size() - 1) << bit_);
-    return (chunks_.size() - 1) * chunks_.front().memory.bytes() + used * (row_bytes_ + id_bytes_);
+    return (chunks_.size() - 1) * chunks_.front().memory.bytes() + used * (together_ != 0 ? together_ : row_bytes_ + id_bytes_);
   }
 
  private:
@@ -71,19 +76,30 @@ class Rows {
   static constexpr size_t kChunkBytes = size_t{8} << 20;
   static constexpr size_t kFirstBacked = size_t{64} << 10;
 
+  static constexpr size_t kMostTogether = 128;
+
+  // The distance between rows that stand beside their ids; 0: they are apart. A divisor or multiple of a cache line, so that
+  // rows do not lie across lines without need, unless that takes more than a quarter of the memory.
+  static size_t bytes_together(size_t bytes) {
+    size_t padded = 16;
+    while (padded < bytes) padded *= 2;
+    return padded <= kMostTogether && (padded <= 32 || 4 * padded <= 5 * bytes) ? padded : 0;
+  }
+
   struct Chunk {
     Region memory;
     char* values;
     char* ids;
   };
 
-  char* id_address(uint32_t row) const { return chunks_[row >> bit_].ids + within(row) * id_bytes_; }
+  char* id_address(uint32_t row) const { return chunks_[row >> bit_].ids + within(row) * id_stride_; }
   size_t ids_at() const { return (chunk_rows() * row_bytes_ + 63) / 64 * 64; }
-  size_t chunk_bytes() const { return ids_at() + chunk_rows() * id_bytes_; }
+  size_t chunk_bytes() const { return together_ != 0 ? chunk_rows() * together_ : ids_at() + chunk_rows() * id_bytes_; }
 
   void put(Region memory) {
     char* start = memory.address();
-    chunks_.push_back({std::move(memory), start, start + ids_at()});
+    if (together_ != 0) chunks_.push_back({std::move(memory), start + id_bytes_, start});
+    else chunks_.push_back({std::move(memory), start, start + ids_at()});
   }
 
   void grow() {
@@ -102,16 +118,18 @@ class Rows {
 
   // In growing steps: a table of ten rows costs little, and a large one gets whole huge pages.
   void back_more() {
-    const size_t number = size_ >> bit_, begin = size_ - (number << bit_), used = begin * row_bytes_;
+    const size_t number = size_ >> bit_, begin = size_ - (number << bit_), used = begin * value_stride_;
     const size_t step = number == 0 ? std::clamp(used, kFirstBacked, Mapping::kHugePage) : Mapping::kHugePage;
-    const size_t end = std::min(std::max((used + step) / row_bytes_, begin + 1), chunk_rows());
+    const size_t end = std::min(std::max((used + step) / value_stride_, begin + 1), chunk_rows());
     Region& memory = chunks_[number].memory;
-    memory.back(used, end * row_bytes_);
-    memory.back(ids_at() + begin * id_bytes_, ids_at() + end * id_bytes_);
+    memory.back(used, end * value_stride_);
+    if (together_ == 0) memory.back(ids_at() + begin * id_bytes_, ids_at() + end * id_bytes_);
     backed_ = (number << bit_) + end;
   }
 
   size_t row_bytes_, id_bytes_;
+  size_t together_;  // see bytes_together
+  size_t value_stride_, id_stride_;
   unsigned bit_ = 0;
   bool large_ = false;
   Memory* memory_;
