@@ -90,19 +90,30 @@ inline void ftrl(ELASTICDL_ROW) {
 }
 
 // A loop of known length has no prologue or remainder, which is half of the time of a short row.
+template <size_t kLength>
+struct Length {
+  constexpr operator size_t() const { return kLength; }
+};
+
+template <class Loop>
+inline void of_length(size_t n, Loop loop) {
+  switch (n) {
+    case 1: return loop(Length<1>());
+    case 8: return loop(Length<8>());
+    case 16: return loop(Length<16>());
+    case 32: return loop(Length<32>());
+    case 64: return loop(Length<64>());
+    default: return loop(n);
+  }
+}
+
 template <class T, void (*kRule)(const Rounded<T>&, size_t, T*, T*, T*, T*, const T*)>
 inline void sized(const Constants& constants, size_t n, void* weights, void* slot_0, void* slot_1, void* slot_2, const void* gradients) {
   const Rounded<T>& c = constants.of<T>();
   T *w = static_cast<T*>(weights), *s0 = static_cast<T*>(slot_0), *s1 = static_cast<T*>(slot_1), *s2 = static_cast<T*>(slot_2);
   const T* g = static_cast<const T*>(gradients);
   if (c.weight_decay != T(0)) decay(c, n, w);
-  switch (n) {
-    case 8: return kRule(c, 8, w, s0, s1, s2, g);
-    case 16: return kRule(c, 16, w, s0, s1, s2, g);
-    case 32: return kRule(c, 32, w, s0, s1, s2, g);
-    case 64: return kRule(c, 64, w, s0, s1, s2, g);
-    default: return kRule(c, n, w, s0, s1, s2, g);
-  }
+  of_length(n, [&](auto length) { kRule(c, length, w, s0, s1, s2, g); });
 }
 
 template <class T>
@@ -119,14 +130,25 @@ inline RowUpdate row_update(const OptimizerSpec& spec) {
 
 // The weights may be moved in place, which the compiler must be told: each value depends on those at its own place only.
 template <class T>
+inline void add_moved(T movement, size_t n, T* to, const T* w, const T* s0) {
+#pragma GCC ivdep
+  for (size_t i = 0; i < n; ++i) to[i] = w[i] + s0[i] * movement;
+}
+
+template <class T>
+inline void subtract_moved(T movement, T epsilon, size_t n, T* to, const T* w, const T* s0, const T* second) {
+#pragma GCC ivdep
+  for (size_t i = 0; i < n; ++i) to[i] = w[i] - s0[i] * movement / (root(second[i]) + epsilon);
+}
+
+template <class T>
 inline void move_by_momentum(double moved, double epsilon, size_t n, void* out, const void* weights, const void* slot_0, const void* slot_1,
                              const void* slot_2) {
   (void)epsilon, (void)slot_1, (void)slot_2;
   const T movement = static_cast<T>(moved);
   T* to = static_cast<T*>(out);
   const T *w = static_cast<const T*>(weights), *s0 = static_cast<const T*>(slot_0);
-#pragma GCC ivdep
-  for (size_t i = 0; i < n; ++i) to[i] = w[i] + s0[i] * movement;
+  of_length(n, [&](auto length) { add_moved<T>(movement, length, to, w, s0); });
 }
 
 // `kMost`: AMSGrad divides by the root of the greatest second moment so far.
@@ -136,17 +158,18 @@ inline void move_by_adam(double moved, double epsilon, size_t n, void* out, cons
   const T movement = static_cast<T>(moved), small = static_cast<T>(epsilon);
   T* to = static_cast<T*>(out);
   const T *w = static_cast<const T*>(weights), *s0 = static_cast<const T*>(slot_0), *s = static_cast<const T*>(kMost ? slot_2 : slot_1);
-#pragma GCC ivdep
-  for (size_t i = 0; i < n; ++i) to[i] = w[i] - s0[i] * movement / (root(s[i]) + small);
+  of_length(n, [&](auto length) { subtract_moved<T>(movement, small, length, to, w, s0, s); });
 }
 
 template <class T, bool kSecond>
 inline void decay_slots(const Catchup& steps, size_t n, void* slot_0, void* slot_1) {
   const T momentum = static_cast<T>(steps.momentum), second = static_cast<T>(steps.second);
-  T *s0 = static_cast<T*>(slot_0), *s1 = static_cast<T*>(slot_1);
-  for (size_t i = 0; i < n; ++i) s0[i] *= momentum;
-  if (kSecond)
-    for (size_t i = 0; i < n; ++i) s1[i] *= second;
+  T *__restrict s0 = static_cast<T*>(slot_0), *__restrict s1 = static_cast<T*>(slot_1);
+  of_length(n, [&](auto length) {
+    for (size_t i = 0; i < length; ++i) s0[i] *= momentum;
+    if (kSecond)
+      for (size_t i = 0; i < length; ++i) s1[i] *= second;
+  });
 }
 
 template <class T>
