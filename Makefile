@@ -2,7 +2,7 @@
 BIN := .venv/bin
 # Many tests wait for processes: four use two cores better than two.
 WORKERS ?= 4
-CLUSTERS ?= 2
+CLUSTERS ?= 3
 EXPERIMENTS = edl1 edl2 elasticdl1 elasticdl1-gpu elasticdl2 elasticdl3 trials volcano
 # Tests start a thousand processes: what Python compiles once is kept, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=
