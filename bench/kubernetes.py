@@ -124,7 +124,7 @@ def _since(before: dict[str, float]) -> str:
 def _used(place: TargetCluster, job: Job) -> dict[str, float]:
     """Return the master process's CPU seconds and peak memory."""
     chosen = f"app.kubernetes.io/instance={job.name},elasticdl.org/role=master"
-    (master,) = place.read("pods", "-n", job.jobs.namespace, "-l", chosen)["items"]
+    (master,) = place.read("pods", namespace=job.jobs.namespace, selector=chosen)["items"]
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             ours = master["metadata"]["uid"] in (entry / "cgroup").read_text()

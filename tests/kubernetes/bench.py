@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from elasticdl.cluster.base import (
@@ -95,16 +96,10 @@ class KubernetesBench:
 
     async def seen_deleted(self, name: ProcessName) -> None:
         """The node has begun to end the pod."""
-        query = [
-            "-n",
-            self.owner.namespace,
-            "get",
-            "events",
-            "--field-selector",
-            f"reason=Killing,involvedObject.name={self.pod(name)}",
-        ]
+        chosen = f"reason=Killing,involvedObject.name={self.pod(name)}"
+        look = partial(self.place.read, "events", namespace=self.owner.namespace, fields=chosen)
         async with asyncio.timeout(LIMIT_S):
-            while "Killing" not in await asyncio.to_thread(self.place.kubectl, *query):
+            while not (await asyncio.to_thread(look))["items"]:
                 await asyncio.sleep(0.1)
 
     async def ended(self, name: ProcessName, limit_s: float = LIMIT_S) -> ExitStatus:
@@ -133,17 +128,9 @@ class KubernetesBench:
             await asyncio.to_thread(self.exec, name, "until test -s /tmp/pid; do sleep 0.05; done")
 
     def _now(self, name: ProcessName) -> set[str]:
-        query = [
-            "-n",
-            self.owner.namespace,
-            "get",
-            "pod",
-            self.pod(name),
-            "--ignore-not-found",
-            "-o",
-            "jsonpath={.metadata.uid}",
-        ]
-        return set(self.place.kubectl(*query).split())
+        chosen = f"metadata.name={self.pod(name)}"
+        found = self.place.read("pods", namespace=self.owner.namespace, fields=chosen)["items"]
+        return {str(pod["metadata"]["uid"]) for pod in found}
 
 
 @asynccontextmanager

@@ -330,7 +330,7 @@ def run_job(place: TargetCluster, draft: Draft, strikes: Sequence[Strike], folde
             if verdict.problems and job is not None:
                 verdict.problems.append(job.story())
     finally:
-        place.kubectl("delete", "namespace", namespace, "--wait=false")
+        place.delete("namespaces", namespace)
     verdict.seconds = time.monotonic() - begin_s
     return verdict
 

@@ -73,7 +73,7 @@ def _namespace(place: TargetCluster) -> Iterator[str]:
     name = f"elasticdl-test-{uuid.uuid4().hex[:8]}"
     place.make_namespace(name)
     yield name
-    place.kubectl("delete", "namespace", name, "--wait=false")
+    place.delete("namespaces", name)
 
 
 @pytest.fixture

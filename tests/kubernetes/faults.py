@@ -31,7 +31,7 @@ def kubectl(job: Job, *arguments: str, text: str | None = None) -> str:
 
 def delete(job: Job, process: str) -> None:
     """As a person would; returns when the job knows of it."""
-    kubectl(job, "delete", "pod", job.pod(process), "--wait=false")
+    job.jobs.place.delete("pods", job.pod(process), namespace=job.jobs.namespace)
     job.ended(process)
 
 
@@ -52,7 +52,7 @@ def evict_pod(job: Job, pod: str) -> None:
         "metadata": {"name": pod, "namespace": job.jobs.namespace},
     }
     path = f"/api/v1/namespaces/{job.jobs.namespace}/pods/{pod}/eviction"
-    kubectl(job, "create", "--raw", path, "-f", "-", text=json.dumps(body))
+    job.jobs.place.call("POST", path, json.dumps(body))
 
 
 def kill(job: Job, pod: str, role: str) -> None:
@@ -120,7 +120,7 @@ def _nodes(job: Job) -> str:
 
 def stay(job: Job, pod: str) -> None:
     """On a silent node. There is no other one that could start the pod's successor."""
-    spec = job.jobs.place.read("pod", pod, "-n", job.jobs.namespace)["spec"]
+    spec = job.jobs.place.read("pods", pod, namespace=job.jobs.namespace)["spec"]
     for toleration in spec["tolerations"]:
         if toleration.get("key") in STAYS:
             toleration["tolerationSeconds"] = 600
@@ -135,15 +135,14 @@ def master(job: Job) -> dict[str, Any]:
 
 def masters(job: Job) -> list[dict[str, Any]]:
     """The Job's pods, the newest last."""
-    found = job.jobs.place.read(
-        "pods", "-n", job.jobs.namespace, "-l", f"job-name={job.name},{master_selector(job.name)}"
-    )["items"]
+    chosen = f"job-name={job.name},{master_selector(job.name)}"
+    found = job.jobs.place.read("pods", namespace=job.jobs.namespace, selector=chosen)["items"]
     return sorted(found, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
 
 
 def processes(job: Job) -> dict[str, tuple[str, str]]:
     """Uid and start of each worker and server that runs."""
-    pods = job.jobs.place.read("pods", "-n", job.jobs.namespace)["items"]
+    pods = job.jobs.place.read("pods", namespace=job.jobs.namespace)["items"]
     return {
         name_of(pod): (pod["metadata"]["uid"], state["running"]["startedAt"])
         for pod in pods
@@ -189,7 +188,7 @@ def filled(job: Job, cpu_m: int) -> Iterator[None]:
         "metadata": {"name": above},
         "value": -105,
     }
-    kubectl(job, "create", "-f", "-", text=json.dumps(between))
+    job.jobs.place.create(between)
     container = {
         "name": "filler",
         "image": job.jobs.place.busybox,
@@ -213,8 +212,8 @@ def filled(job: Job, cpu_m: int) -> Iterator[None]:
     try:
         yield
     finally:
-        kubectl(job, "delete", "pod", "filler", "--wait=false")
-        kubectl(job, "delete", "priorityclass", above)
+        job.jobs.place.delete("pods", "filler", namespace=job.jobs.namespace)
+        job.jobs.place.delete("priorityclasses", above)
 
 
 def until_all_have_gone(place: TargetCluster, limit_s: float = 120) -> None:
@@ -235,7 +234,7 @@ def _leaving(place: TargetCluster) -> list[str]:
         for one in place.read("namespaces")["items"]
         if "deletionTimestamp" in one["metadata"]
     }
-    pods = [pod["metadata"] for pod in place.read("pods", "-A")["items"]]
+    pods = [pod["metadata"] for pod in place.read("pods")["items"]]
     return [pod["name"] for pod in pods if "deletionTimestamp" in pod or pod["namespace"] in gone]
 
 
@@ -248,7 +247,7 @@ def free_m(place: TargetCluster) -> int:
     """Those of them that no pod has asked for."""
     pods = [
         pod
-        for pod in place.read("pods", "-A")["items"]
+        for pod in place.read("pods")["items"]
         if pod["status"]["phase"] in ("Pending", "Running")
     ]
     containers = [container for pod in pods for container in pod["spec"]["containers"]]

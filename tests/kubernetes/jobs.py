@@ -24,16 +24,13 @@ ROOT = Path(__file__).parents[2]
 CLAIM, DATA = "data", "/data"
 JOB_LIMIT_S = 400.0
 CALL_LIMIT_S, STEP_LIMIT_S, CAUSES_LIMIT_S = 180.0, 240.0, 60.0
-until_seen = partial(until, every_s=0.5)
-"""As `until`, when each look starts a process of `kubectl` or `elasticdl`."""
+until_seen = partial(until, every_s=0.2)
+"""As `until`, when each look asks the API server."""
 RBAC = (ROOT / "docker/rbac.yaml").read_text()
 
 
 def make(place: TargetCluster, kind: str, metadata: dict[str, str], spec: dict[str, Any]) -> None:
-    text = json.dumps({"apiVersion": "v1", "kind": kind, "metadata": metadata, "spec": spec})
-    # What it names (a priority class) may be so new that the API server's own checks have not heard
-    # of it.
-    place.insist("create", "-f", "-", text=text, limit_s=10)
+    place.insist({"apiVersion": "v1", "kind": kind, "metadata": metadata, "spec": spec})
 
 
 @contextlib.contextmanager
@@ -56,7 +53,7 @@ def volume(place: TargetCluster, namespace: str, folder: Path) -> Iterator[None]
     try:
         yield
     finally:
-        place.kubectl("delete", "persistentvolume", name, "--wait=false")
+        place.delete("persistentvolumes", name)
 
 
 @dataclass(frozen=True)
@@ -72,24 +69,24 @@ class Jobs:
         self, verb: str, *arguments: object, limit_s: float = CALL_LIMIT_S
     ) -> subprocess.CompletedProcess[str]:
         """Run one command to its end."""
-        command = [
-            sys.executable,
-            "-m",
-            "elasticdl.cli.main",
-            verb,
-            *map(str, arguments),
-            "--namespace",
-            self.namespace,
-        ]
-        environment = {**os.environ, "KUBECONFIG": str(self.place.kubeconfig)}
         return subprocess.run(
-            command,
-            cwd=self.folder,
-            env=environment,
+            self.command(verb, *arguments),
+            **self.surroundings(),
             capture_output=True,
             text=True,
             timeout=limit_s,
         )
+
+    def command(self, verb: str, *arguments: object) -> list[str]:
+        program = (sys.executable, "-m", "elasticdl.cli.main")
+        return [*program, verb, *map(str, arguments), "--namespace", self.namespace]
+
+    def surroundings(self) -> dict[str, Any]:
+        """Of a command's process."""
+        return {
+            "cwd": self.folder,
+            "env": {**os.environ, "KUBECONFIG": str(self.place.kubeconfig)},
+        }
 
     def make_data(self, name: str, records: int = 0) -> Path:
         """Data of the model zoo on the volume, in a folder of its name."""
@@ -159,6 +156,16 @@ class Job:
         done = self.jobs.elasticdl("status", self.name, "-o", "json")
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
+
+    def watch(self) -> Watch:
+        """Its status from now on. A process that tells it each second takes less CPU time than one
+        for each look.
+        """
+        told = self.jobs.folder.with_name(f"{self.name}.status")
+        with told.open("w") as stdout:
+            command = self.jobs.command("status", self.name, "--watch", "-o", "json")
+            process = subprocess.Popen(command, **self.jobs.surroundings(), stdout=stdout)
+        return Watch(process, told)
 
     def causes(self, ended: Collection[str]) -> dict[str, str]:
         """Why processes ended, as the status says once it knows of all of them: a master may not be
@@ -266,3 +273,26 @@ class Job:
             return self.jobs.place.kubectl("-n", self.jobs.namespace, *arguments)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             return str(error)
+
+
+@dataclass
+class Watch:
+    """What `elasticdl status --watch` tells of a job."""
+
+    _process: subprocess.Popen[Any]
+    _told: Path
+    _forgotten: int = 0
+
+    def newest(self) -> dict[str, Any] | None:
+        """The newest status; None if there is none since `forget`."""
+        lines = self._told.read_text().splitlines(keepends=True)
+        whole = [line for line in lines if line.endswith("\n")][self._forgotten :]
+        return json.loads(whole[-1]) if whole else None
+
+    def forget(self) -> None:
+        """Forget what was told up to now, and the next: it may have been asked for before."""
+        self._forgotten = self._told.read_text().count("\n") + 1
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.communicate(timeout=CALL_LIMIT_S)

@@ -118,7 +118,7 @@ def _room(place: TargetCluster, fake: int) -> None:
 def workers(place: TargetCluster, job: Job) -> list[dict[str, Any]]:
     """Metadata of the job's worker pods that are not on their way out."""
     chosen = f"app.kubernetes.io/instance={job.name},elasticdl.org/role=worker"
-    pods = place.read("pods", "-n", job.jobs.namespace, "-l", chosen)["items"]
+    pods = place.read("pods", namespace=job.jobs.namespace, selector=chosen)["items"]
     return [
         pod["metadata"]
         for pod in pods

@@ -49,7 +49,7 @@ def apply(place: TargetCluster, namespace: str, **body: Any) -> None:
         **({"namespace": namespace} if namespace else {}),
         **body.pop("metadata", {}),
     }
-    place.kubectl("create", "-f", "-", text=json.dumps({"metadata": metadata, **body}))
+    place.create({"metadata": metadata, **body})
 
 
 def test_a_pod_that_somebody_deleted_has_ended_and_we_did_not_ask_for_it(
@@ -57,9 +57,7 @@ def test_a_pod_that_somebody_deleted_has_ended_and_we_did_not_ask_for_it(
 ) -> None:
     async def scenario(b: KubernetesBench) -> None:
         await b.start(W0)
-        await asyncio.to_thread(
-            b.place.kubectl, "-n", b.owner.namespace, "delete", "pod", b.pod(W0), "--wait=false"
-        )
+        await asyncio.to_thread(b.place.delete, "pods", b.pod(W0), namespace=b.owner.namespace)
         status = await b.ended(W0)
         assert (status.signal, status.asked) == (15, False)
 
@@ -96,9 +94,7 @@ def test_an_eviction_through_the_api_is_told_as_one(run: Callable[[Scenario], No
             "metadata": {"name": b.pod(W0), "namespace": b.owner.namespace},
         }
         path = f"/api/v1/namespaces/{b.owner.namespace}/pods/{b.pod(W0)}/eviction"
-        await asyncio.to_thread(
-            b.place.kubectl, "create", "--raw", path, "-f", "-", text=json.dumps(eviction)
-        )
+        await asyncio.to_thread(b.place.call, "POST", path, json.dumps(eviction))
         status = await b.ended(W0)
         assert status.conditions == ("DisruptionTarget:EvictionByEvictionAPI",)
         assert verdict_of(status).cause is Cause.EVICTED
@@ -162,7 +158,7 @@ def unpullable(whole_cluster: TargetCluster) -> Iterator[Future[None]]:
             # A thread begins in the network that the one is in which made it.
             future = beside.submit(asyncio.run, story)
         yield future
-    whole_cluster.kubectl("delete", "namespace", namespace, "--wait=false")
+    whole_cluster.delete("namespaces", namespace)
 
 
 async def _unpullable(place: TargetCluster, owner: Owner) -> None:
@@ -215,7 +211,7 @@ def test_quota_refuses_in_words_and_there_is_room_again_when_a_process_has_ended
         place.kubectl("-n", namespace, "wait", *nobody)
         run(scenario)
     finally:
-        place.kubectl("-n", namespace, "delete", "resourcequota/test")
+        place.delete("resourcequotas", "test", namespace=namespace)
 
 
 def test_what_pod_security_does_not_allow_is_refused_for_good_with_its_words(
@@ -245,19 +241,19 @@ def test_a_pod_of_somebody_else_is_left_alone(
 ) -> None:
     theirs = pod(owner, plan(place), ProcessSpec(W0, ("/bin/sleep", "600")))
     theirs["metadata"] = {key: theirs["metadata"][key] for key in ("name", "namespace")}
-    place.kubectl("create", "-f", "-", text=json.dumps(theirs))
+    place.create(theirs)
     name = theirs["metadata"]["name"]
-    uid = place.read("pod", name, "-n", owner.namespace)["metadata"]["uid"]
+    uid = place.read("pods", name, namespace=owner.namespace)["metadata"]["uid"]
 
     async def scenario(b: KubernetesBench) -> None:
         await _refused(b, W0, retry=False, words=[b.pod(W0), "does not belong to this job"])
 
     try:
         run(scenario)
-        left = place.read("pod", name, "-n", owner.namespace)["metadata"]
+        left = place.read("pods", name, namespace=owner.namespace)["metadata"]
         assert left["uid"] == uid and "deletionTimestamp" not in left
     finally:
-        place.kubectl("-n", owner.namespace, "delete", "pod", name, "--wait=false")
+        place.delete("pods", name, namespace=owner.namespace)
 
 
 def test_a_master_that_replaces_another_finds_its_processes_and_their_ends(

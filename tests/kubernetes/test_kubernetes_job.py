@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from elasticdl.cluster.kubernetes.labels import MASTER
 from elasticdl.cluster.kubernetes.manifests import job
 from elasticdl.cluster.kubernetes.plans import Identity, Image, JobPlan, PodPlan
 from tests.kubernetes.target_cluster import TargetCluster
+from tests.waiting import until
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]
 LIMIT_S = 120.0
@@ -98,20 +100,19 @@ def test_a_submitted_job_makes_its_processes_and_takes_all_of_them_with_it(
     ended = _ended(place, namespace)
     said = place.kubectl("-n", namespace, "logs", "job/digits")
     assert ended == "Complete", said
-    mine = [
-        "pods,services,secrets,networkpolicies",
-        "-n",
-        namespace,
-        "-l",
-        "app.kubernetes.io/instance=digits",
-    ]
-    kinds = sorted(item["kind"] for item in place.read(*mine)["items"])
-    assert kinds == ["NetworkPolicy", "Pod", "Pod", "Secret", "Secret", "Service", "Service"]
+    assert _objects(place, namespace) == Counter(pods=2, services=2, secrets=2, networkpolicies=1)
     place.kubectl("-n", namespace, "delete", "job", "digits")
-    place.kubectl(
-        "-n", namespace, "wait", "--for=delete", *mine[:1], *mine[3:], f"--timeout={LIMIT_S:.0f}s"
+    until("nothing is left", lambda: not _objects(place, namespace), LIMIT_S, every_s=0.2)
+
+
+def _objects(place: TargetCluster, namespace: str) -> Counter[str]:
+    """How many of each kind the Job has."""
+    chosen = "app.kubernetes.io/instance=digits"
+    return Counter(
+        kind
+        for kind in ("pods", "services", "secrets", "networkpolicies")
+        for _ in place.read(kind, namespace=namespace, selector=chosen)["items"]
     )
-    assert place.read(*mine)["items"] == []
 
 
 def _ended(place: TargetCluster, namespace: str) -> str:
@@ -119,11 +120,12 @@ def _ended(place: TargetCluster, namespace: str) -> str:
     deadline_s = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline_s:
         conditions = (
-            place.read("job", "digits", "-n", namespace).get("status", {}).get("conditions") or ()
+            place.read("jobs", "digits", namespace=namespace).get("status", {}).get("conditions")
+            or ()
         )
         for condition in conditions:
             if condition["type"] in ("Complete", "Failed") and condition["status"] == "True":
                 return condition["type"]
-        time.sleep(0.5)
+        time.sleep(0.2)
     pods = place.kubectl("-n", namespace, "describe", "pods")
     raise AssertionError(f"the job did not end in {LIMIT_S:g} s:\n{pods}")

@@ -63,7 +63,8 @@ def test_one_job_suffers_everything_that_a_cluster_does_and_loses_nothing(jobs: 
 
 def deleted_while_the_node_is_cordoned(job: Job) -> dict[str, str]:
     victim = job.until_workers(2)[0]
-    node = kubectl(job, "get", "pod", job.pod(victim), "-o", "jsonpath={.spec.nodeName}")
+    pod = job.jobs.place.read("pods", job.pod(victim), namespace=job.jobs.namespace)
+    node = pod["spec"]["nodeName"]
     kubectl(job, "cordon", node)
     try:
         kubectl(job, "delete", "pod", job.pod(victim), "--wait=false")

@@ -108,5 +108,5 @@ def test_what_a_killed_cluster_left_is_removed_and_what_has_an_owner_stays(
     leftovers.clean_up()
     assert leftovers.found(name) == []
     assert "process" in _kinds(place.own.state.name)
-    place.kubectl("get", "--raw", "/readyz")
+    place.call("GET", "/readyz")
     assert leftovers.elsewhere() == before

@@ -105,13 +105,13 @@ def _the_quota_counts_guaranteed_pods_only(place: TargetCluster, namespace: str)
     place.kubectl("-n", namespace, "wait", *counted)
     for number in range(4):
         made = pod_without_class(f"worker-{number}", "1", "elasticdl-rung-7")
-        place.insist("-n", namespace, "create", "-f", "-", text=json.dumps(made), limit_s=10)
+        place.insist(made, namespace)
     for number in range(3):
         made = pod_without_class(f"server-{number}", "1", GUARANTEED)
-        place.kubectl("-n", namespace, "create", "-f", "-", text=json.dumps(made))
+        place.create(made, namespace)
     with pytest.raises(RuntimeError, match=f"exceeded quota: {GUARANTEED}"):
         made = pod_without_class("server-3", "1", GUARANTEED)
-        place.kubectl("-n", namespace, "create", "-f", "-", text=json.dumps(made))
+        place.create(made, namespace)
     place.kubectl("-n", namespace, "delete", "pods", "--all")
 
 

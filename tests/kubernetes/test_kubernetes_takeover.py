@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -18,13 +18,13 @@ from tests.kubernetes.faults import (
     delete_by_force,
     evict_pod,
     kill_master,
-    kubectl,
     lose_node,
     master,
     name_of,
     processes,
 )
 from tests.kubernetes.jobs import DATA, STEP_LIMIT_S, Job, Jobs, until_seen
+from tests.waiting import until
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]
 
@@ -38,11 +38,11 @@ def test_masters_end_in_every_way_and_nothing_else_restarts(jobs: Jobs) -> None:
         model_def="counted",
         training_data=f"{DATA}/digits/train.npz",
         validation_data=f"{DATA}/digits/test.npz",
-        num_epochs=60,
+        num_epochs=40,
         minibatch_size=32,
         num_workers=2,
         num_ps_pods=1,
-        envs=f"PACED_FOLDER={DATA};PACED_S=0.3",
+        envs=f"PACED_FOLDER={DATA}",
     )
     killed_in_the_check(job)
     job.until_workers(2)
@@ -61,7 +61,7 @@ def test_masters_end_in_every_way_and_nothing_else_restarts(jobs: Jobs) -> None:
     assert job.metrics()["count"] == total["trained"], "the weights have each record once"
     told = [event["text"] for event in job.events()]
     assert not [text for text in told if "resumes from" in text or "starts over" in text]
-    status = jobs.place.read("job", job.name, "-n", jobs.namespace)["status"]
+    status = jobs.place.read("jobs", job.name, namespace=jobs.namespace)["status"]
     assert (status["succeeded"], status.get("failed", 0)) == (1, 1), "only the one in the check"
 
 
@@ -91,20 +91,20 @@ def test_a_job_without_a_volume_is_taken_over_from_the_copies_of_its_journal(
         num_ps_pods=servers,
         envs=f"PACED_FOLDER={DATA}",
     )
-    told = Told(job)
-    until_seen("it trains", told.continues, STEP_LIMIT_S, context=job.story)
-    until_seen("all run", lambda: len(processes(job)) == 2 + servers, STEP_LIMIT_S)
-    until_seen("copies are on record", lambda: on_record(job) == holders, STEP_LIMIT_S)
-    before = processes(job)
-    # That masters end in several ways need not be seen with a ring, too.
-    for end in (kill_master, delete_by_force) if servers else (kill_master,):
-        told.taken_over(end, len(before))
-        assert processes(job) == before, job.story()
+    with Told(job) as told:
+        until("it trains", told.continues, STEP_LIMIT_S, every_s=0.2, context=job.story)
+        until_seen("all run", lambda: len(processes(job)) == 2 + servers, STEP_LIMIT_S)
         until_seen("copies are on record", lambda: on_record(job) == holders, STEP_LIMIT_S)
-    # The master of now has counted what is repeated.
-    until_seen("it goes on", told.continues, STEP_LIMIT_S, context=job.story)
-    (jobs.folder / "hurry").touch()
-    code, said = job.wait(400.0)
+        before = processes(job)
+        # That masters end in several ways need not be seen with a ring, too.
+        for end in (kill_master, delete_by_force) if servers else (kill_master,):
+            told.taken_over(end, len(before))
+            assert processes(job) == before, job.story()
+            until_seen("copies are on record", lambda: on_record(job) == holders, STEP_LIMIT_S)
+        # The master of now has counted what is repeated.
+        until("it goes on", told.continues, STEP_LIMIT_S, every_s=0.2, context=job.story)
+        (jobs.folder / "hurry").touch()
+        code, said = job.wait(400.0)
     assert code == 0, f"{said}\n{job.story()}"
     assert told.repeated == 0
 
@@ -114,18 +114,21 @@ class Told:
 
     def __init__(self, job: Job) -> None:
         self._job, self._trained, self.repeated = job, 0, 0
+        self._watch = job.watch()
 
-    def _records(self) -> dict[str, int] | None:
-        done = self._job.jobs.elasticdl("status", self._job.name, "-o", "json")
-        # A master that does not listen yet cannot tell anything.
-        return json.loads(done.stdout)["records"] if done.returncode == 0 else None
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._watch.close()
 
     def continues(self) -> bool:
         """Whether more records are trained than when it was last asked."""
-        if (records := self._records()) is None:
+        status = self._watch.newest()
+        if status is None or status["records"] is None:
             return False
-        before, self._trained = self._trained, max(self._trained, records["trained"])
-        self.repeated = records["repeated"]
+        before, self._trained = self._trained, max(self._trained, status["records"]["trained"])
+        self.repeated = status["records"]["repeated"]
         return self._trained > before
 
     def taken_over(self, end: Callable[[Job, str], None], running: int) -> None:
@@ -138,22 +141,24 @@ class Told:
         )
         text = f"; {running} processes kept running"
         until_seen("it continues", lambda: text in self._log(), STEP_LIMIT_S, context=job.story)
+        self._watch.forget()
+        until("it tells", self._watch.newest, STEP_LIMIT_S, every_s=0.2, context=job.story)
         # What the master before had trained since it was last asked is no progress of this one.
-        until_seen("it tells", lambda: self._records() is not None, STEP_LIMIT_S, context=job.story)
         self.continues()
-        until_seen("training continues", self.continues, STEP_LIMIT_S, context=job.story)
+        until("training continues", self.continues, STEP_LIMIT_S, every_s=0.2, context=job.story)
 
     def _log(self) -> str:
         pod = name_of(master(self._job))
         try:
-            return kubectl(self._job, "logs", pod)
+            path = f"/api/v1/namespaces/{self._job.jobs.namespace}/pods/{pod}/log"
+            return self._job.jobs.place.call("GET", path)
         except RuntimeError:
             return ""  # It has not started yet.
 
 
 def on_record(job: Job) -> list[str]:
     """The processes that have copies of the journal, by the job's Lease."""
-    lease = job.jobs.place.read("lease", f"{job.name}-master", "-n", job.jobs.namespace)
+    lease = job.jobs.place.read("leases", f"{job.name}-master", namespace=job.jobs.namespace)
     (text,) = [
         text
         for key, text in lease["metadata"]["annotations"].items()
@@ -205,7 +210,7 @@ def taken_over_by_a_second_master(job: Job) -> None:
 
 def _copy(job: Job, first: str) -> None:
     place, namespace = job.jobs.place, job.jobs.namespace
-    pod = place.read("pod", first, "-n", namespace)
+    pod = place.read("pods", first, namespace=namespace)
     labels = pod["metadata"]["labels"]
     for key in [key for key in labels if "controller-uid" in key or "job-name" in key]:
         # The Job would take the copy for one of its own, and end one of the two.
@@ -224,7 +229,7 @@ def _copy(job: Job, first: str) -> None:
         "ownerReferences": [{**owner, "controller": False, "blockOwnerDeletion": False}],
     }
     body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
-    place.kubectl("create", "-f", "-", text=json.dumps(body))
+    place.create(body)
 
 
 def takeovers(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -232,11 +237,13 @@ def takeovers(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def names(job: Job, kind: str) -> list[str]:
-    return [name_of(one) for one in job.jobs.place.read(kind, "-n", job.jobs.namespace)["items"]]
+    return [
+        name_of(one) for one in job.jobs.place.read(kind, namespace=job.jobs.namespace)["items"]
+    ]
 
 
 def _is_counted(job: Job, pod: str) -> bool:
-    metadata = job.jobs.place.read("pod", pod, "-n", job.jobs.namespace)["metadata"]
+    metadata = job.jobs.place.read("pods", pod, namespace=job.jobs.namespace)["metadata"]
     return FINALIZER in metadata.get("finalizers", [])
 
 
@@ -245,7 +252,7 @@ def _has_left(job: Job, pod: str) -> bool:
 
 
 def _exit_code(job: Job, pod: str) -> int | None:
-    read = job.jobs.place.read("pod", pod, "-n", job.jobs.namespace)
+    read = job.jobs.place.read("pods", pod, namespace=job.jobs.namespace)
     (container,) = read["status"]["containerStatuses"]
     ended = container["state"].get("terminated")
     return None if ended is None else int(ended["exitCode"])

@@ -105,18 +105,19 @@ class Ground:
         return process.returncode, output, errors
 
     def objects(self) -> list[str]:
-        found = self.place.read(
-            "jobs,pods,services,secrets,networkpolicies",
-            "-n",
-            self.namespace,
-            "-l",
-            "app.kubernetes.io/name=elasticdl",
+        return sorted(
+            f"{kind} {item['metadata']['name']}"
+            for kind in ("jobs", "pods", "services", "secrets", "networkpolicies")
+            for item in self.place.read(
+                kind, namespace=self.namespace, selector="app.kubernetes.io/name=elasticdl"
+            )["items"]
+            if "deletionTimestamp" not in item["metadata"]
         )
-        there = [item for item in found["items"] if "deletionTimestamp" not in item["metadata"]]
-        return sorted(f"{item['kind']} {item['metadata']['name']}" for item in there)
 
     def master(self, job: str) -> dict[str, Any]:
-        found = self.place.read("pods", "-n", self.namespace, "-l", master_selector(job))["items"]
+        found = self.place.read("pods", namespace=self.namespace, selector=master_selector(job))[
+            "items"
+        ]
         return max(found, key=lambda pod: pod["metadata"]["creationTimestamp"])
 
 
@@ -149,12 +150,12 @@ def ground(
         },
     ]
     for one in objects:
-        place.kubectl("create", "-f", "-", text=json.dumps({"apiVersion": "v1", **one}))
+        place.create({"apiVersion": "v1", **one})
     place.kubectl(
         "-n", namespace, "create", "-f", "-", text=(ROOT / "docker/rbac.yaml").read_text()
     )
     yield Ground(place, namespace, elasticdl_image, folder)
-    place.kubectl("delete", "persistentvolume", volume, "--wait=false")
+    place.delete("persistentvolumes", volume)
 
 
 def iris(ground: Ground, copies: int) -> str:
@@ -266,7 +267,7 @@ def test_a_job_that_a_person_wrote_waits_for_its_queue_and_outlives_its_masters_
     ground.place.kubectl(*strictly, text=json.dumps(job))
     code, output, errors = ground.run("status", "long", "-o", "json")
     assert code == 0 and "it is suspended, for example by a queue" in output, errors
-    assert ground.objects() == ["Job long"]
+    assert ground.objects() == ["jobs long"]
     released = ("patch", "job", "long", "-p", '{"spec": {"suspend": false}}')
     ground.place.kubectl("-n", ground.namespace, *released)
     directory = ground.folder / "long"
@@ -288,7 +289,7 @@ def test_a_job_that_a_person_wrote_waits_for_its_queue_and_outlives_its_masters_
     assert ground.master("long")["metadata"]["name"] != first
     assert "the master restarted" not in events.read_text() and total["repeated"] == 0
     # Only pods of the master that the job ended with.
-    assert ground.place.read("job", "long", "-n", ground.namespace)["status"]["succeeded"] == 1
+    assert ground.place.read("jobs", "long", namespace=ground.namespace)["status"]["succeeded"] == 1
 
 
 def test_a_job_that_a_person_wrote_with_a_wrong_flag_ends_with_its_first_pod(
@@ -300,7 +301,7 @@ def test_a_job_that_a_person_wrote_with_a_wrong_flag_ends_with_its_first_pod(
     code, output, _ = ground.run("wait", "wrong", "-o", "json", limit_s=STEP_LIMIT_S)
     assert code == ExitCode.USAGE
     assert "unknown flag --training-dada" in json.loads(output)["message"]
-    pods = ground.place.read("pods", "-n", ground.namespace, "-l", master_selector("wrong"))
+    pods = ground.place.read("pods", namespace=ground.namespace, selector=master_selector("wrong"))
     (state,) = [one["status"]["containerStatuses"][0]["state"] for one in pods["items"]]
     assert state["terminated"]["exitCode"] == ExitCode.USAGE
     assert "unknown flag --training-dada" in state["terminated"]["message"]
@@ -346,7 +347,9 @@ def test_an_error_of_the_model_ends_the_job_at_once_with_its_words_and_its_code_
     code, _, errors = ground.run("train", *flags, "--model-zoo", "/data/zoo")
     assert code in (ExitCode.USAGE, ExitCode.JOB_FAILED) and "check sees []" in errors, errors
     selector = f"elasticdl.org/role={CHECK}"
-    checks = ground.place.read("pods", "-n", ground.namespace, "-l", selector)["items"]
+    checks = ground.place.read("pods", namespace=ground.namespace, selector=selector)["items"]
     assert not [pod for pod in checks if "deletionTimestamp" not in pod["metadata"]]
-    masters = ground.place.read("pods", "-n", ground.namespace, "-l", master_selector("spied"))
+    masters = ground.place.read(
+        "pods", namespace=ground.namespace, selector=master_selector("spied")
+    )
     assert len(masters["items"]) == 1, "the job is not tried again"

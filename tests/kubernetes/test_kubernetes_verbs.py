@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
@@ -26,8 +26,9 @@ import yaml
 
 from elasticdl.cluster.kubernetes.labels import master_selector
 from elasticdl.errors import ExitCode
-from tests.kubernetes.jobs import until_seen
+from tests.kubernetes.jobs import Watch, until_seen
 from tests.kubernetes.target_cluster import TargetCluster
+from tests.waiting import until
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]
 ROOT = Path(__file__).parents[2]
@@ -155,8 +156,19 @@ class Commands:
             *more,
         )
 
+    def watch(self, job: str) -> Watch:
+        """The status of a job, told each second by one process."""
+        told = self.directory / f"{job}.status"
+        with told.open("w") as stdout:
+            return Watch(self.start("status", job, "--watch", "-o", "json", stdout=stdout), told)
+
     def kubectl(self, *arguments: str, **more: Any) -> str:
         return self.place.kubectl("-n", self.namespace, *arguments, **more)
+
+    def objects(self, kinds: Iterable[str], **chosen: str) -> list[Any]:
+        """Those of the namespace, `chosen` as in `TargetCluster.read`."""
+        found = [self.place.read(kind, namespace=self.namespace, **chosen) for kind in kinds]
+        return [item for one in found for item in one["items"]]
 
     def until(self, look: Callable[[], Any], what: str) -> Any:
         """The first true value of it.
@@ -167,7 +179,8 @@ class Commands:
         def context() -> str:
             return self.kubectl("describe", "jobs,pods")[-6000:]
 
-        return until_seen(what, look, LIMIT_S, context=context)
+        # Most looks are processes.
+        return until(what, look, LIMIT_S, every_s=0.5, context=context)
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +209,7 @@ def namespaced(place: TargetCluster, name: str) -> Iterator[None]:
     modules = (f"--from-file={ROOT / 'model_zoo/iris.py'}", f"--from-literal=meadow.py={MODULE}")
     place.kubectl("-n", name, "create", "configmap", "zoo", *modules)
     yield
-    place.kubectl("delete", "namespace", name, "--wait=false")
+    place.delete("namespaces", name)
 
 
 def heard(stream: IO[str] | None, words: str, since: str = "") -> None:
@@ -359,20 +372,21 @@ def test_ctrl_c_leaves_a_job_running_which_is_listed_and_whose_status_is_that_of
     given = elasticdl.submission("--job-name", JOB, "--namespace", elasticdl.namespace)
     submission = [part for part in given if part != "--detach"]
     with elasticdl.start(*submission) as command:
-
-        def trains() -> bool:
-            code, output, _ = elasticdl.run("status", JOB, "-o", "json")
-            return code == 0 and json.loads(output)["records"]["trained"] > 0
-
-        # Each look at the status is a process that takes most of a second: kubectl takes less.
-        elasticdl.until(
+        until_seen(
+            "a worker is made",
             lambda: (
                 command.poll() is not None
-                or f"pod/{JOB}-worker-0" in elasticdl.kubectl("get", "pods", "-o", "name")
+                or elasticdl.objects(["pods"], fields=f"metadata.name={JOB}-worker-0")
             ),
-            "a worker is made",
+            LIMIT_S,
         )
-        elasticdl.until(lambda: command.poll() is not None or trains(), "records are trained")
+        with contextlib.closing(elasticdl.watch(JOB)) as watch:
+
+            def trains() -> bool:
+                status = watch.newest()
+                return status is not None and status["records"]["trained"] > 0
+
+            elasticdl.until(lambda: command.poll() is not None or trains(), "records are trained")
         command.send_signal(signal.SIGINT)
         _, errors = command.communicate(timeout=LIMIT_S)
     assert command.returncode == ExitCode.INTERRUPTED, errors
@@ -429,10 +443,13 @@ def test_logs_of_pods_are_read_and_followed_without_a_gap(elasticdl: Commands) -
 def test_scale_and_checkpoint_reach_the_master(elasticdl: Commands) -> None:
     code, _, errors = elasticdl.run("scale", JOB, "--num-workers", "2")
     assert code == 0, errors
-    elasticdl.until(
-        lambda: elasticdl.json("status", JOB)["scale"]["observed"] == 2,
-        "the second worker is there",
-    )
+    with contextlib.closing(elasticdl.watch(JOB)) as watch:
+
+        def there() -> bool:
+            status = watch.newest()
+            return status is not None and status["scale"]["observed"] == 2
+
+        elasticdl.until(there, "the second worker is there")
     code, _, errors = elasticdl.run("checkpoint", JOB)
     assert code == 1 and "cannot take a checkpoint: the servers share no storage" in errors, (
         "the job's master says so"
@@ -599,11 +616,8 @@ def test_a_stopped_job_ends_with_130_still_answers_and_leaves_nothing_that_runs(
     masters = elasticdl.kubectl("get", "pods", "-l", master_selector(JOB), "-o", "name")
     assert len(masters.split()) == 1, "a verdict is final"
     live = "status.phase!=Succeeded,status.phase!=Failed"
-    elasticdl.until(
-        lambda: not elasticdl.kubectl("get", "pods", "--field-selector", live, "-o", "name"),
-        "no pod runs",
-    )
+    until_seen("no pod runs", lambda: not elasticdl.objects(["pods"], fields=live), LIMIT_S)
     elasticdl.kubectl("delete", "job", JOB)
-    kinds = "pods,services,secrets,networkpolicies"
-    mine = ("get", kinds, "-l", f"app.kubernetes.io/instance={JOB}", "-o", "name")
-    elasticdl.until(lambda: not elasticdl.kubectl(*mine), "nothing is left")
+    kinds = ("pods", "services", "secrets", "networkpolicies")
+    mine = f"app.kubernetes.io/instance={JOB}"
+    until_seen("nothing is left", lambda: not elasticdl.objects(kinds, selector=mine), LIMIT_S)
