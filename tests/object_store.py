@@ -1,4 +1,4 @@
-"""An S3 server on loopback with an object store's faults: latency, 503, torn connections, silence.
+"""An S3 server with an object store's faults: latency, 503, torn connections, silence.
 
 It serves what S3's own clients send for objects, listings and uploads in parts, and refuses unknown
 access keys. It does not verify signatures. Objects are in memory.
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from email.utils import formatdate
 from hashlib import md5
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
@@ -315,16 +316,20 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
+    def server_bind(self) -> None:
+        # HTTPServer's would ask for the name of the address, which a cluster's network has not.
+        TCPServer.server_bind(self)
+
     def handle_error(self, *_: object) -> None:
         pass  # clients break connections on purpose
 
 
 @contextmanager
-def serving() -> Iterator[ObjectStore]:
-    """Serve a bucket named `bucket` for the time of the block."""
+def serving(host: str = "127.0.0.1") -> Iterator[ObjectStore]:
+    """Serve a bucket named `bucket` for the time of the block, in this thread's network."""
     store = ObjectStore()
-    server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"store": store}))
-    store.address = f"http://127.0.0.1:{server.server_address[1]}"
+    server = _Server((host, 0), type("Handler", (_Handler,), {"store": store}))
+    store.address = f"http://{host}:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:
