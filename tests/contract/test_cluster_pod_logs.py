@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -35,8 +36,10 @@ class Logs:
     def __init__(self, *streams: list[bytes] | tuple[int, str]) -> None:
         self.streams = list(streams)
         self.queries: list[dict[str, str]] = []
+        self.asked_s: list[float] = []
 
     async def log(self, request: web.Request) -> web.StreamResponse:
+        self.asked_s.append(time.monotonic())
         self.queries.append(dict(request.query))
         stream = self.streams.pop(0)
         if isinstance(stream, tuple):
@@ -107,6 +110,15 @@ def test_a_pod_that_is_not_there_yet_is_waited_for() -> None:
         'container "process" in pod "digits-worker-0" is waiting to start: ContainerCreating',
     )
     assert read(Logs(waits, waits, [line(1, "", "one")])) == "one\n"
+
+
+def test_a_node_out_of_reach_is_asked_less_and_less_often() -> None:
+    away = (500, "Get https://192.0.2.7:10250/containerLogs: no route to host")
+    logs = Logs(*[away] * 5, [line(1, "", "one")])
+    assert read(logs) == "one\n"
+    for number in range(5):
+        passed_s = logs.asked_s[number + 1] - logs.asked_s[number]
+        assert passed_s >= 0.8 * 0.01 * 2 ** (number + 1), f"pause {number + 1}"
 
 
 def test_without_following_what_is_not_there_is_an_error_in_words() -> None:

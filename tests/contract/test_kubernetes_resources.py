@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from elasticdl.clock import SystemClock
-from elasticdl.cluster.base import ProcessName
+from elasticdl.cluster.base import CreateRefused, ProcessName
 from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL, MASTER, labels
 from elasticdl.cluster.kubernetes.manifests import TOKEN_KEY, UID_KEY, services, token_secret
 from elasticdl.cluster.kubernetes.master_lease import MasterLease
@@ -352,6 +352,28 @@ def test_what_somebody_deletes_while_the_job_runs_is_made_again(
 
     asyncio.run(story())
     assert cluster.names() == sorted([*MADE, "iris-tokens-uid-1-worker-0"])
+
+
+async def test_processes_that_start_together_share_one_request_for_their_secret(
+    cluster: SmallCluster,
+) -> None:
+    asked: list[str] = []
+    says_no = True
+
+    def bend(method: str, path: str, _body: dict[str, Any]) -> dict[str, Any] | None:
+        asked.append(f"{method} {path}")
+        return status(403, "Forbidden", "the namespace is being terminated") if says_no else None
+
+    async with serving(cluster) as api:
+        cluster.bend = bend
+        tokens = ProcessSecrets(api, OWNER, lambda name: f"token of {name}")
+        names = [ProcessName.parse(f"worker-{index}") for index in range(65)]
+        together = [tokens.provide(name) for name in names]
+        refused = await asyncio.gather(*together, return_exceptions=True)
+        assert all(isinstance(one, CreateRefused) for one in refused)
+        says_no = False
+        await asyncio.gather(*(tokens.provide(name) for name in names))
+    assert asked == 4 * [f"POST {CORE}/secrets"], "two Secrets, of 64 processes each"
 
 
 async def test_looking_after_them_survives_an_api_server_that_says_no(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import random
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -24,6 +25,8 @@ AWAY_S = 120.0
 """How long to keep following while the API server is unreachable."""
 _SILENCE_S = 60.0
 _AGAIN_S = 1.0
+_LONGEST_PAUSE_S = 16.0
+"""The longest wait before a new connection after several failures."""
 
 
 def entries(state: JobState) -> list[tuple[str, str]]:
@@ -78,11 +81,11 @@ async def followed(
     """The last lines (0: all), then all that follows until the pod has ended.
 
     `since_s`, a time of the wall clock, replaces `lines`. Without output for `silence_s` it
-    connects again. Waits for a pod that does not run yet, and `again_s` before each new connection.
-    Raises ElasticDLError.
+    connects again. Waits for a pod that does not run yet, and `again_s` before each new connection,
+    longer after several failures. Raises ElasticDLError.
     """
     position = _Position(lines, since_s)
-    heard_s = time.monotonic()
+    heard_s, pause_s = time.monotonic(), again_s
     while True:
         began_s = time.monotonic()
         try:
@@ -90,7 +93,7 @@ async def followed(
                 api.chunks(log_address(pod), position.query(), silence_s)
             ) as chunks:
                 async for chunk in chunks:
-                    heard_s = time.monotonic()
+                    heard_s, pause_s = time.monotonic(), again_s
                     if text := position.fresh(chunk):
                         yield text
             if text := position.rest():
@@ -107,8 +110,10 @@ async def followed(
             heard_s = now_s if now_s - began_s >= silence_s else heard_s
             if now_s - heard_s > AWAY_S:
                 raise TransientError(f"cannot follow the log any further: {away.message}") from away
+            # A job follows hundreds of logs, and a whole network of nodes may be out of reach.
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         position.again()
-        await asyncio.sleep(again_s)
+        await asyncio.sleep(pause_s * random.uniform(0.8, 1.0))
 
 
 @final

@@ -7,6 +7,7 @@ job: the master needs no right but to create Secrets, and churn does not fill th
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TypeAlias, final
 
@@ -31,12 +32,21 @@ class ProcessSecrets:
         self._api, self._owner, self._token_of = api, owner, token_of
         self._path = f"/api/v1/namespaces/{owner.namespace}/secrets"
         self._created: dict[str, Json] = {}
+        self._creating: dict[str, asyncio.Task[None]] = {}
 
     async def provide(self, name: ProcessName) -> None:
         """Create the Secret of this process, unless it was. Raises CreateRefused."""
         made = process_secret(self._owner, name, self._token_of)
         if (key := made["metadata"]["name"]) in self._created:
             return
+        # Processes that start together share most Secrets, and one request for each of them.
+        creating = self._creating.get(key)
+        if creating is None:
+            creating = self._creating[key] = asyncio.ensure_future(self._provide(key, made))
+            creating.add_done_callback(lambda _: self._creating.pop(key))
+        await asyncio.shield(creating)
+
+    async def _provide(self, key: str, made: Json) -> None:
         try:
             await self._api.create_unseen(self._path, made)
         except ApiRefused as refused:
