@@ -1,7 +1,7 @@
 """Tests that are coroutines, each on an event loop of its own.
 
-A fixture of such a test may return an asynchronous context manager. It is entered on the test's
-loop, and the test gets what that gives.
+A value that such a test takes, from a fixture or from `parametrize`, may be an asynchronous context
+manager. It is entered on the test's loop, and the test gets what that gives.
 """
 
 from __future__ import annotations
@@ -19,6 +19,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not inspect.iscoroutinefunction(test):
         return None
     given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
+    unentered = [
+        name
+        for name, value in pyfuncitem.funcargs.items()
+        if name not in given and isinstance(value, AbstractAsyncContextManager)
+    ]
+    assert not unentered, f"only what a test takes itself is entered, and not {unentered}"
 
     async def run() -> None:
         async with AsyncExitStack() as stack:

@@ -305,7 +305,8 @@ def test_a_beginning_of_a_flag_is_not_that_flag(capsys: pytest.CaptureFixture[st
         ),
         (
             "--max-staleness 9",
-            "expected auto, or a whole number of at least 0 and at most 8, got '9'",
+            "--max-staleness: expected auto, or a whole number of at least 0 and at most 8,"
+            " got '9'",
         ),
         (
             "--evaluation-seconds 5m",

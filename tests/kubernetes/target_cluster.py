@@ -31,7 +31,7 @@ from tests.kubernetes.cluster import node
 from tests.waiting import until
 
 BUSYBOX = "localhost/busybox:test"
-CALL_LIMIT_S = 30.0
+CALL_LIMIT_S = 60.0
 _CLONE_NEWNET = 0x40000000
 _GROUPS = {
     "jobs": "batch/v1",
@@ -87,7 +87,8 @@ class TargetCluster:
         kind = body["kind"].lower()
         kinds = f"{kind}es" if kind.endswith("s") else f"{kind}s"
         path = _path(body["apiVersion"], kinds, namespace or body["metadata"].get("namespace", ""))
-        return json.loads(self.call("POST", path, json.dumps(body)))
+        # As kubectl does: an unknown field is an error.
+        return json.loads(self.call("POST", f"{path}?fieldValidation=Strict", json.dumps(body)))
 
     def delete(self, kind: str, name: str, *, namespace: str = "") -> None:
         """Delete an object, and do not wait for its end. Raises RuntimeError."""

@@ -85,6 +85,8 @@ def test_a_server_that_is_lost_restores_its_part_from_an_object_store(
             JOB_LIMIT_S,
             context=job.story,
         )
+        kept = {name: pod for name, pod in before.items() if "-ps-" not in name}
+        assert kept.items() <= pods(job).items(), job.story()
         kubectl(job, "exec", job.pod("worker-0"), "--", "touch", "/tmp/hurry")
         done = jobs.elasticdl("wait", job.name, "-o", "json", limit_s=JOB_LIMIT_S)
     assert done.returncode == 0, f"{done.stderr}\n{job.story()}"
@@ -94,8 +96,6 @@ def test_a_server_that_is_lost_restores_its_part_from_an_object_store(
     assert (total["trained"], total["lost"]) == (total["expected"], 0), receipt
     assert (updates["lost"], updates["repeated"]) == (0, 0), receipt
     assert outcome["metrics"]["count"] == total["trained"], "the weights have each record once"
-    after = pods(job)
-    assert {name: after[name] for name in after if "-ps-" not in name}.items() <= before.items()
 
 
 def without_a_volume(jobs: Jobs, store: ObjectStore) -> Job:

@@ -29,6 +29,8 @@ from elasticdl.errors import ElasticDLError, ExitCode
 from elasticdl.job_status import Receipt, UpdateCounts
 from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened
+from elasticdl.master.core.data.ledger import Ids
+from elasticdl.master.core.data.resuming import resume
 from elasticdl.master.core.job_context import Phase
 from elasticdl.master.core.processes.autoscale_decision import Kind
 from elasticdl.master.core.processes.autoscale_policy import CHANGES_S, MOST_CHANGES
@@ -36,7 +38,7 @@ from elasticdl.master.core.processes.table import Life
 from elasticdl.master.core.state import JobState
 from elasticdl.rpc.conversation import Report
 from elasticdl.rpc.parameters import Update
-from elasticdl.shard import Lease, Task, WorkItem
+from elasticdl.shard import Lease, ShardId, Task, WorkItem
 from elasticdl.worker.process.shutdown import Done, Draining, Failed, Reason
 from tests.simulation.scheduler import Violation
 from tests.simulation.servers import Key, Server, View
@@ -384,6 +386,27 @@ class Truth:
                 self.violated(
                     f"{path} has {records} records in its weights, and {trained} in its ledger"
                 )
+            self._check_pieces(command, path, everywhere)
+
+    def _check_pieces(self, command: do.SaveSnapshot, path: str, log: Iterable[Key]) -> None:
+        """Whether a job that resumes would train just the records that are not in the weights."""
+        plan, epochs = self._world.plan, self._world.plan.spec.data.num_epochs
+        ledger = resume(command.ledger, plan.training, epochs, Ids()).ledger
+        if plan.bad_every or ledger.stopped:
+            return
+        shards = ledger.plan
+        sizes = np.array([shards.shard(one, ShardId(one)).records for one in range(shards.shards)])
+        settled = np.zeros((epochs, shards.shards), np.int64)
+        settled[: ledger.epoch] = sizes
+        if ledger.counts:
+            done = list(ledger.order[: ledger.cursor])
+            settled[ledger.epoch, done] = sizes[done]
+        for piece in (*ledger.returned, *ledger.parked):
+            settled[piece.epoch, piece.number] = piece.offset
+        counts = self._records_in(log).reshape(epochs, -1)
+        begins = np.cumsum([0, *sizes[:-1]])
+        if (np.add.reduceat(counts, begins, axis=1) != settled).any():
+            self.violated(f"{path} has other records in its weights than its ledger says")
 
     def worker_ended(self, name: ProcessName, reason: Reason | None) -> None:
         """A worker comes to its end by itself."""

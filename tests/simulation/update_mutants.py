@@ -84,4 +84,12 @@ UPDATE_MUTANTS = (
         "if True",
         shows="its ledger says",
     ),
+    Mutant(
+        "the ledger of a checkpoint lacks the pieces that are left of its shards",
+        SERVERS,
+        "master.core.data.resuming:ledger_json",
+        "pieces = [*held, *ledger.returned]",
+        "pieces = [*ledger.returned]",
+        shows="other records in its weights",
+    ),
 )
