@@ -28,6 +28,9 @@ def line(second: int, part: str, text: str) -> bytes:
     return f"2026-11-21T10:00:{second:02}{part}Z {text}\n".encode()
 
 
+SILENT, SILENCE_S = b"silent", 0.2
+
+
 class Logs:
     """`streams` are taken one by one: bytes to send, or a (code, message) to refuse with; then the
     pod has ended.
@@ -50,6 +53,9 @@ class Logs:
             if chunk == b"!":
                 assert request.transport is not None
                 request.transport.abort()
+            if chunk == SILENT:
+                await asyncio.sleep(2 * SILENCE_S)
+                continue
             await answer.write(chunk)
         return answer
 
@@ -66,7 +72,7 @@ def read(logs: Logs, lines: int = 0, *, follow: bool = True) -> str:
     async def all_of_it() -> str:
         async with serving(logs) as api, asyncio.timeout(30):
             reading = (
-                pod_logs.followed(api, POD, lines, again_s=0.01)
+                pod_logs.followed(api, POD, lines, silence_s=SILENCE_S, again_s=0.01)
                 if follow
                 else pod_logs.last(api, POD, lines)
             )
@@ -119,6 +125,14 @@ def test_a_node_out_of_reach_is_asked_less_and_less_often() -> None:
     for number in range(5):
         passed_s = logs.asked_s[number + 1] - logs.asked_s[number]
         assert passed_s >= 0.8 * 0.01 * 2 ** (number + 1), f"pause {number + 1}"
+
+
+def test_a_pod_that_prints_nothing_is_asked_again_at_once() -> None:
+    away = (500, "Get https://192.0.2.7:10250/containerLogs: no route to host")
+    logs = Logs(*[away] * 6, *[[SILENT]] * 2, [line(1, "", "one")])
+    assert read(logs) == "one\n"
+    passed_s = logs.asked_s[-1] - logs.asked_s[-2]
+    assert passed_s < SILENCE_S + 0.3, "not the pause of 0.64 s before the first that was silent"
 
 
 def test_without_following_what_is_not_there_is_an_error_in_words() -> None:

@@ -25,8 +25,8 @@ AWAY_S = 120.0
 """How long to keep following while the API server is unreachable."""
 _SILENCE_S = 60.0
 _AGAIN_S = 1.0
-_LONGEST_PAUSE_S = 16.0
-"""The longest wait before a new connection after several failures."""
+_LONGEST_PAUSE_S = 8.0
+"""The longest wait before a new connection to a node that cannot be reached."""
 
 
 def entries(state: JobState) -> list[tuple[str, str]]:
@@ -82,7 +82,7 @@ async def followed(
 
     `since_s`, a time of the wall clock, replaces `lines`. Without output for `silence_s` it
     connects again. Waits for a pod that does not run yet, and `again_s` before each new connection,
-    longer after several failures. Raises ElasticDLError.
+    twice as long after each that failed. Raises ElasticDLError.
     """
     position = _Position(lines, since_s)
     heard_s, pause_s = time.monotonic(), again_s
@@ -103,15 +103,17 @@ async def followed(
         except ApiRefused as refused:
             if not _not_yet(refused):
                 raise _error(refused, pod) from refused
-            heard_s = time.monotonic()
+            heard_s, pause_s = time.monotonic(), again_s
         except ApiAway as away:
             now_s = time.monotonic()
-            # A minute without output is normal; reconnect anyway, in case the connection is dead.
-            heard_s = now_s if now_s - began_s >= silence_s else heard_s
-            if now_s - heard_s > AWAY_S:
+            if now_s - began_s >= silence_s:
+                # A minute without output is normal; reconnect in case the connection is dead.
+                heard_s, pause_s = now_s, again_s
+            elif now_s - heard_s > AWAY_S:
                 raise TransientError(f"cannot follow the log any further: {away.message}") from away
-            # A job follows hundreds of logs, and a whole network of nodes may be out of reach.
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            else:
+                # A job follows hundreds of logs, and a network of nodes may be out of reach.
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         position.again()
         await asyncio.sleep(pause_s * random.uniform(0.8, 1.0))
 
