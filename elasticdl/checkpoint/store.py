@@ -177,7 +177,7 @@ def usable(
     if found is None and rejected:
         raise Corrupted(
             f"no usable checkpoint in {place}: {'; '.join(rejected)}",
-            hint="restore the files from a copy, or start without a checkpoint",
+            hint="restore it from a copy, or start without a checkpoint",
         )
     return found and replace(found, rejected=rejected)
 

@@ -1,6 +1,6 @@
 // Rows of bytes with their ids and tags, numbered in insertion order, in chunks that never move.
 //
-// A small row stands beside its id and its tag, so that one cache line has all of it: reading memory is most of the time of a
+// A small row stands beside its id and its tag, in one cache line or two: reading memory is most of the time of a
 // lookup. Larger rows are apart from their ids, so that they begin at cache lines.
 #pragma once
 #include <algorithm>
@@ -78,8 +78,8 @@ class Rows {
 
   static constexpr size_t kMostTogether = 128;
 
-  // The distance between rows that stand beside their ids; 0: they are apart. A divisor or multiple of a cache line, so that
-  // rows do not lie across lines without need, unless that takes more than a quarter of the memory.
+  // The distance between rows that stand beside their ids; 0: they are apart. A power of two, so that rows do not lie across
+  // lines without need. Above 32 bytes only if that adds at most a quarter.
   static size_t bytes_together(size_t bytes) {
     size_t padded = 16;
     while (padded < bytes) padded *= 2;
