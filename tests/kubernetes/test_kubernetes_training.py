@@ -100,7 +100,10 @@ class Ground:
             except subprocess.TimeoutExpired:
                 process.kill()
                 raise AssertionError(
-                    f"{verb} {arguments} took more than {limit_s:g} s:\n{process.communicate()}"
+                    f"{verb} {arguments} took more than {limit_s:g} s:\n{process.communicate()}\n"
+                    + self.place.kubectl(
+                        "-n", self.namespace, "get", "jobs,pods,events", "-o", "wide"
+                    )
                 ) from None
         return process.returncode, output, errors
 
@@ -298,7 +301,7 @@ def test_a_job_that_a_person_wrote_with_a_wrong_flag_ends_with_its_first_pod(
     job = with_flags(ground, "wrong", "--model-def=iris", "--training-dada=t")
     del job["spec"]["suspend"]
     ground.place.kubectl("create", "--validate=strict", "-f", "-", text=json.dumps(job))
-    code, output, _ = ground.run("wait", "wrong", "-o", "json", limit_s=STEP_LIMIT_S)
+    code, output, _ = ground.run("wait", "wrong", "-o", "json")
     assert code == ExitCode.USAGE
     assert "unknown flag --training-dada" in json.loads(output)["message"]
     pods = ground.place.read("pods", namespace=ground.namespace, selector=master_selector("wrong"))
