@@ -18,7 +18,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,13 +140,13 @@ class TargetCluster:
 
         Raises RuntimeError with what was last said instead.
         """
-        self._until_it_answers("/readyz", limit_s)
+        _insist(lambda: self.call("GET", "/readyz"), limit_s)
 
     def wait_until_node_is_back(self, limit_s: float = 90) -> None:
         """Until the kubelet answers again, which logs and connections to pods go through, and pods
         are placed on its node again.
         """
-        self._until_it_answers(f"/api/v1/nodes/{node.NODE}/proxy/healthz", limit_s)
+        _insist(lambda: self.call("GET", f"/api/v1/nodes/{node.NODE}/proxy/healthz"), limit_s)
         deadline_s = time.monotonic() + limit_s
         # A controller takes away what it tainted the node with while that was silent.
         while taints := self.read("nodes", node.NODE)["spec"].get("taints"):
@@ -154,32 +154,13 @@ class TargetCluster:
                 raise RuntimeError(f"after {limit_s:g} s the node still has the taints {taints}")
             time.sleep(0.2)
 
-    def _until_it_answers(self, path: str, limit_s: float) -> None:
-        deadline_s = time.monotonic() + limit_s
-        while True:
-            try:
-                self.call("GET", path)
-                return
-            except RuntimeError:
-                if time.monotonic() > deadline_s:
-                    raise
-                time.sleep(0.2)
-
     def insist(self, body: dict[str, Any], namespace: str = "", limit_s: float = 10) -> None:
         """Make an object, again until it succeeds: what it names (a priority class) may be so new
         that the API server's own checks have not heard of it.
 
         Raises RuntimeError with what was last said.
         """
-        deadline_s = time.monotonic() + limit_s
-        while True:
-            try:
-                self.create(body, namespace)
-                return
-            except RuntimeError:
-                if time.monotonic() > deadline_s:
-                    raise
-                time.sleep(0.2)
+        _insist(lambda: self.create(body, namespace), limit_s)
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
@@ -218,6 +199,19 @@ class TargetCluster:
             "spec": {"suspend": True, "template": template},
         }
         return Owner(namespace, name, self.create(job)["metadata"]["uid"])
+
+
+def _insist(call: Callable[[], object], limit_s: float) -> None:
+    """Call again until it succeeds. Raises RuntimeError with what was last said instead."""
+    deadline_s = time.monotonic() + limit_s
+    while True:
+        try:
+            call()
+            return
+        except RuntimeError:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.2)
 
 
 def _path(version: str, kind: str, namespace: str) -> str:
