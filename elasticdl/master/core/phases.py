@@ -24,7 +24,7 @@ from elasticdl.master.core.events import (
 )
 from elasticdl.master.core.exporting import Exporting
 from elasticdl.master.core.job_context import JobContext, Outcome, Phase
-from elasticdl.master.core.processes.scaling import DRAIN_GRACE_S, Scaling
+from elasticdl.master.core.processes.scaling import DRAIN_GRACE_S, END_GRACE_S, Scaling
 from elasticdl.master.core.processes.table import Life
 from elasticdl.master.core.waits import Waits
 
@@ -300,7 +300,7 @@ class Phases:
             self._servers_stopped = True
             for process in list(context.processes.going.values()):
                 if process.name.role is Role.PS and process.live:
-                    self._scaling.stop(process, 5.0, "the job is over")
+                    self._scaling.stop(process, END_GRACE_S, "the job is over")
         # A process whose end is never reported must not keep the job from ending.
         if self._servers_stopped and (not context.processes.going or waited_s > _END_LIMIT_S):
             assert context.outcome is not None
@@ -317,6 +317,6 @@ class Phases:
                 process.finished = True
                 self._context.orders.give(WorkFinished(process.name))
             elif process.live:
-                self._scaling.stop(process, 5.0, "the job is over")
+                self._scaling.stop(process, END_GRACE_S, "the job is over")
             elif process.life is Life.STOPPING:
-                self._context.orders.give(StopProcess(process.name, 5.0, "the job is over"))
+                self._context.orders.give(StopProcess(process.name, END_GRACE_S, "the job is over"))

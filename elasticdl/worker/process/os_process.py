@@ -15,7 +15,13 @@ _log = logging.getLogger(__name__)
 DRAIN_S = 4.5
 """From the request to drain until the process has ended, whatever hangs.
 
-It is a little less than the master's grace before it kills.
+The cluster kills a stopped process after a grace, which depends on who stops it:
+
+- the master, because the job is over: `END_GRACE_S` (5 s) of `master/core/processes/scaling.py`;
+- the master, to scale down, to replace or to stop: `DRAIN_GRACE_S` (30 s) there;
+- Kubernetes, to preempt or evict: `GRACE_S` (30 s) of `cluster/kubernetes/planning.py`.
+
+A worker does not know its grace, so this is a little less than the shortest of these.
 """
 
 FAIL_S = 30.0

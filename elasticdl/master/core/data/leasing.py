@@ -39,7 +39,8 @@ from elasticdl.master.core.processes.table import Life, Process
 from elasticdl.shard import Applied, Lease, ShardId, Task
 
 LEASES_PER_WORKER = 2
-_LEAVE_LIMIT_S = 60.0
+LEAVE_LIMIT_S = 60.0
+"""A worker that drains or failed by itself may take this long to end, then it is given up."""
 
 
 @final
@@ -391,7 +392,7 @@ class Leasing:
                 )
         if process.life is Life.READY and event.taken and not process.revoked:
             process.enter(
-                Life.STOPPING, event.at_s, "draining", deadline_s=event.at_s + _LEAVE_LIMIT_S
+                Life.STOPPING, event.at_s, "draining", deadline_s=event.at_s + LEAVE_LIMIT_S
             )
             text = f"{event.worker} is draining: it returns its shards"
             details = meaning(EventKind.STOPPING, reason="draining")
@@ -413,7 +414,7 @@ class Leasing:
                 Life.STOPPING,
                 event.at_s,
                 "user code failed",
-                deadline_s=event.at_s + _LEAVE_LIMIT_S,
+                deadline_s=event.at_s + LEAVE_LIMIT_S,
             )
         self._context.orders.announce(
             "task",
