@@ -91,7 +91,7 @@ class EventDispatch:
             case events.ScaleRequested():
                 self._parts.scaling.requested(event)
             case events.StalenessChosen():
-                self._context.tell_staleness(event.worker, event.limit, event.share)
+                self._parts.staleness.chosen(event)
             case events.GradientDropped():
                 # A return to a checkpoint undoes what some servers have applied.
                 undone = self._context.roll_back is not None

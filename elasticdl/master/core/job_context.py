@@ -12,7 +12,7 @@ from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.dropped import WRONG, DropCause
 from elasticdl.errors import ExitCode
 from elasticdl.flag_values import ServerRange, WorkerRange
-from elasticdl.formatting import amount, exchange_words
+from elasticdl.formatting import amount
 from elasticdl.history.job_event import EventKind, meaning
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
@@ -26,7 +26,6 @@ from elasticdl.master.core.processes.budgets import Budgets
 from elasticdl.master.core.processes.causes import MEMORY_WORDS
 from elasticdl.master.core.processes.memory_limits import MemoryLimits
 from elasticdl.master.core.processes.table import Process, Processes
-from elasticdl.master.core.ps.divergence import LossWatch
 from elasticdl.master.core.ps.roll_back import RollBack
 from elasticdl.master.core.ps.server_map import ServerMap
 from elasticdl.master.core.updates import UpdateAccount, UpdateMark
@@ -168,10 +167,6 @@ class JobContext:
     """Why a callback ended training before the last epoch; '' if none did."""
     dropped: Counter[DropCause] = field(default_factory=Counter)
     """Messages that changed nothing, by cause."""
-    staleness_limits: set[int] = field(default_factory=set)
-    """Limits of staleness that were announced."""
-    loss_watch: LossWatch = field(default_factory=LossWatch)
-
     step_delay: str = ""
     """What a synchronous step waits for, in words; '' while it does not wait for long."""
     step_misses: tuple[ProcessName, ...] = ()
@@ -206,29 +201,6 @@ class JobContext:
             details = {"dropped": str(cause)}
             self.orders.announce("job", text, process=sender, level="error", details=details)
         self.dropped[cause] += count
-
-    def tell_staleness(self, worker: ProcessName, limit: int, share: float) -> None:
-        """Announce each limit once: workers may differ, and change it many times."""
-        if limit in self.staleness_limits:
-            return
-        self.staleness_limits.add(limit)
-        overlap = "overlaps its own pushes" if limit else "waits for its own pushes"
-        text = f"{worker} {overlap}: {exchange_words(share)}"
-        self.orders.announce("staleness", text, process=worker)
-
-    def watch_loss(self, loss: float) -> None:
-        """Warn once if the loss rises while gradients are stale."""
-        workers = len(self.processes.live_workers())
-        if workers == 1 or self.spec.trains_in_steps or self.spec.trains_on_ring:
-            return
-        if risen := self.loss_watch.add(loss):
-            lowest, now = risen
-            text = (
-                f"the training loss rose from {lowest:.4g} to {now:.4g}. {workers} workers train"
-                f" asynchronously, so a gradient misses about {workers - 1} updates of others: add"
-                " --sync, or lower the learning rate"
-            )
-            self.orders.announce("staleness", text, level="warning")
 
     @property
     def servers(self) -> int:

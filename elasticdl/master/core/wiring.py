@@ -29,6 +29,7 @@ from elasticdl.master.core.ps.coordination import PsCoordination
 from elasticdl.master.core.ps.resizing import Resizing
 from elasticdl.master.core.ps.rolling_back import RollingBack
 from elasticdl.master.core.ps.slow_servers import SlowServers
+from elasticdl.master.core.ps.staleness import Staleness
 from elasticdl.master.core.remedies import Remedies
 from elasticdl.master.core.ring.coordination import RingCoordination
 from elasticdl.master.core.slow_workers import SlowWorkers
@@ -51,7 +52,10 @@ class Parts:
         self.checkpointing = Checkpointing(context, self.snapshots)
         self.reconciliation = LeaseReconciliation(context)
         self.exporting = Exporting(context, self.snapshots)
-        self.leasing = Leasing(context, self.evaluation, self.reconciliation, self.exporting)
+        self.staleness = Staleness(context)
+        self.leasing = Leasing(
+            context, self.evaluation, self.reconciliation, self.exporting, self.staleness
+        )
         # The only place that chooses a strategy; all other code sees `Coordination`.
         kind = RingCoordination if spec.trains_on_ring else PsCoordination
         self.coordination: Coordination = kind(

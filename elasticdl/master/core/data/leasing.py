@@ -36,6 +36,7 @@ from elasticdl.master.core.events import (
 from elasticdl.master.core.exporting import Exporting
 from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.processes.table import Life, Process
+from elasticdl.master.core.ps.staleness import Staleness
 from elasticdl.shard import Applied, Lease, ShardId, Task
 
 LEASES_PER_WORKER = 2
@@ -53,11 +54,13 @@ class Leasing:
         evaluation: Evaluation,
         reconciliation: LeaseReconciliation,
         exporting: Exporting,
+        staleness: Staleness,
     ) -> None:
         self._context = context
         self._evaluation = evaluation
         self._reconciliation = reconciliation
         self.exporting = exporting
+        self._staleness = staleness
         self.revocation = Revocation(context, evaluation, exporting)
         self.paces = Paces()
         self.limits = LeaseLimits(context, evaluation, self.paces)
@@ -360,7 +363,7 @@ class Leasing:
     def _tell_loss(self, event: ProgressReported) -> None:
         if event.loss is not None:
             self._context.saw_loss(self._context.version, {"loss": event.loss})
-            self._context.watch_loss(event.loss)
+            self._staleness.saw_loss(event.loss)
 
     def returned(self, event: LeaseReturned) -> None:
         """Take back the rest of a lease from a worker.
