@@ -20,8 +20,12 @@ from elasticdl.cluster.base import (
 )
 from elasticdl.cluster.local.supervisor import messages
 from elasticdl.cluster.local.supervisor.channel import FrameParser, frame
+from elasticdl.cluster.local.supervisor.master_restarts import (
+    RestartLimits,
+    Restarts,
+    ended_on_purpose,
+)
 from elasticdl.cluster.local.supervisor.messages import Predecessor, Welcome
-from elasticdl.cluster.local.supervisor.restarts import RestartLimits, Restarts, ended_on_purpose
 from elasticdl.cluster.role_environment import MASTER_AWAY_S
 from elasticdl.errors import ExitCode
 

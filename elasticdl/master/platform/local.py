@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, final
 from elasticdl.cluster.base import Cluster
 from elasticdl.cluster.local.machine import memory_kills, usable_cores
 from elasticdl.cluster.local.supervisor.link import SupervisorLink
+from elasticdl.cluster.local.supervisor.master_restarts import how
 from elasticdl.cluster.local.supervisor.messages import RESTART_VARIABLE
-from elasticdl.cluster.local.supervisor.restarts import how
 from elasticdl.cluster.local.supervisor.supervised_cluster import SupervisedCluster
 from elasticdl.errors import PermanentError, UserError
 from elasticdl.job import JobSpec

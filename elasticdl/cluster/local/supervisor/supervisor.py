@@ -30,9 +30,9 @@ from elasticdl.cluster.local.gpus import visible_gpus
 from elasticdl.cluster.local.machine import has_gpu, usable_cores
 from elasticdl.cluster.local.supervisor.channel import Channel
 from elasticdl.cluster.local.supervisor.job_processes import JobProcesses
+from elasticdl.cluster.local.supervisor.master_restarts import Restarts, ended_on_purpose, how
 from elasticdl.cluster.local.supervisor.messages import RESTART_VARIABLE, Predecessor, Welcome
 from elasticdl.cluster.local.supervisor.port_reservations import PortReservations
-from elasticdl.cluster.local.supervisor.restarts import Restarts, ended_on_purpose, how
 from elasticdl.cluster.local.supervisor.session import Session
 from elasticdl.errors import ExitCode
 from elasticdl.jobdir.layout import JobDirectory, read_json
