@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from elasticdl.data import Records, open_reader
-from elasticdl.job_sections import ModelSection
+from elasticdl.job_flags import ModelSection
 from elasticdl.model.building import optimizer_params
 from elasticdl.model.input import Feeder
 from elasticdl.model.module import ModelModule, load_module

@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from bench.deepfm_data import arrays
 from elasticdl.embedding.table import native_optimizer, native_table
-from elasticdl.job_sections import ModelSection
+from elasticdl.job_flags import ModelSection
 from elasticdl.model.module import load_module
 from elasticdl.model.ps_model import PsModel
 from elasticdl.model.step import CompiledStep

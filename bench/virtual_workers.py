@@ -68,7 +68,7 @@ def step() -> dict[str, float]:
     """Steps in a ring of one."""
     import numpy as np
 
-    from elasticdl.job_sections import ModelSection
+    from elasticdl.job_flags import ModelSection
     from elasticdl.model.module import load_module
     from elasticdl.model.ring_model import RingModel
     from elasticdl.model.ring_step import RingStep

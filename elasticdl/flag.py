@@ -1,7 +1,7 @@
 """Metadata of a flag's declaration, besides its type, default, limits and help.
 
-It is part of the field's annotation. The declarations are in `job_sections.py` and
-`kubernetes_section.py`.
+It is part of the field's annotation. The declarations are in `job_flags.py` and
+`kubernetes_flags.py`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Self, TypeAlias
 from pydantic import BaseModel, Field, model_serializer, model_validator
 
 from elasticdl.flag import path_or_address, shows_secret
-from elasticdl.kubernetes_section import is_json, parse_json
+from elasticdl.kubernetes_flags import is_json, parse_json
 
 MAX_WORKERS = 10_000
 """Each worker has a connection to the master, and two to every parameter server

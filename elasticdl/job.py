@@ -1,6 +1,6 @@
 """The job as one frozen, validated value, which travels to the master and the workers as JSON.
 
-`job_sections.py` declares its fields; here is what must hold between them. `elasticdl.cli.request`
+`job_flags.py` declares its fields; here is what must hold between them. `elasticdl.cli.request`
 makes a job of a user's request. This module reads no files and does not import TensorFlow.
 """
 
@@ -26,9 +26,7 @@ from elasticdl.job_choices import (
     Strategy,
     WirePrecision,
 )
-from elasticdl.job_name import LONGEST, is_valid
-from elasticdl.job_problems import flag_of, missing, problem_of
-from elasticdl.job_sections import (
+from elasticdl.job_flags import (
     FIELDS,
     LEAST_PART,
     SECTIONS,
@@ -41,7 +39,9 @@ from elasticdl.job_sections import (
     is_needed,
     refuse_unknown,
 )
-from elasticdl.kubernetes_section import ZOO_OF_IMAGES, KubernetesSection, LadderUse
+from elasticdl.job_name import LONGEST, is_valid
+from elasticdl.job_problems import flag_of, missing, problem_of
+from elasticdl.kubernetes_flags import ZOO_OF_IMAGES, KubernetesSection, LadderUse
 from elasticdl.shard import Task
 
 _STORE = "set --checkpoint-dir to an address such as s3://bucket/NAME"

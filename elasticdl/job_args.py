@@ -16,8 +16,8 @@ from pydantic import TypeAdapter, ValidationError
 from elasticdl.errors import SpecError
 from elasticdl.flag import Value, mark
 from elasticdl.job_choices import Action
+from elasticdl.job_flags import FIELDS, refuse_unknown, refuse_unused
 from elasticdl.job_problems import flag_of
-from elasticdl.job_sections import FIELDS, refuse_unknown, refuse_unused
 
 _SEPARATORS = (",", ";")
 

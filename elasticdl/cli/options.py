@@ -1,6 +1,6 @@
 """A job's command-line flags, generated from the fields of `JobSpec`.
 
-`job_sections.py` and `kubernetes_section.py` declare those fields: a new flag goes there.
+`job_flags.py` and `kubernetes_flags.py` declare those fields: a new flag goes there.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from elasticdl.cli.job_argument import directories
 from elasticdl.cli.request import Request
 from elasticdl.flag import Offer, Value, mark
 from elasticdl.job_choices import Action
+from elasticdl.job_flags import FIELDS, SECTIONS, is_needed, is_used
 from elasticdl.job_problems import flag_of
-from elasticdl.job_sections import FIELDS, SECTIONS, is_needed, is_used
 from elasticdl.original_names import FLAGS, VALUES
 
 if TYPE_CHECKING:

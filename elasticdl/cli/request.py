@@ -22,8 +22,8 @@ from elasticdl.errors import SpecError, UserError
 from elasticdl.flag import DATA, DIRECTORY, PLACE, Value, is_address, mark, path_or_address
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
+from elasticdl.job_flags import FIELDS, refuse_unknown, refuse_unused
 from elasticdl.job_name import directory_in_pod, generated_name
-from elasticdl.job_sections import FIELDS, refuse_unknown, refuse_unused
 from elasticdl.jobdir.address_flags import digest_of, flags_at
 from elasticdl.jobdir.layout import JOBS, JobDirectory
 from elasticdl.jobdir.resumable import WHICH_JOB

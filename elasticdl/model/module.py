@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, final
 
 from elasticdl.errors import UserError
-from elasticdl.job_sections import ModelSection
+from elasticdl.job_flags import ModelSection
 
 # Import this before any user module: it patches the Keras class that user code makes layers of.
 from elasticdl.model import embedding_hooks, zoo_package  # noqa: F401

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elasticdl.errors import UserError
-from elasticdl.job_sections import ModelSection
+from elasticdl.job_flags import ModelSection
 
 _MOST_NAMED = 12
 

@@ -12,7 +12,7 @@ from typing import Any
 from elasticdl.formatting import amount
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
-from elasticdl.job_sections import LEAST_PART
+from elasticdl.job_flags import LEAST_PART
 from elasticdl.model.optimizers import Optimizer, clips
 
 

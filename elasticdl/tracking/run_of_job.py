@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from elasticdl.job import JobSpec
-from elasticdl.job_sections import FIELDS
+from elasticdl.job_flags import FIELDS
 from elasticdl.jobdir.outcome import Outcome
-from elasticdl.kubernetes_section import KubernetesSection
+from elasticdl.kubernetes_flags import KubernetesSection
 from elasticdl.tracking.choice import kind_and_uri
 from elasticdl.tracking.metric_rows import flat
 from elasticdl.tracking.tracker import Run, RunEnd

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from elasticdl.job_sections import ModelSection
+from elasticdl.job_flags import ModelSection
 from elasticdl.model.dry_run import DryRun
 from elasticdl.model.layers import Embedding
 from elasticdl.model.module import load_module

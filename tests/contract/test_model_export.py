@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from elasticdl.data.base import Metadata
 from elasticdl.errors import UserError
-from elasticdl.job_sections import ModelSection
+from elasticdl.job_flags import ModelSection
 from elasticdl.model import exported_table
 from elasticdl.model.export import export
 from elasticdl.model.input import Feeder

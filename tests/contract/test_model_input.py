@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from elasticdl.data.base import Metadata
 from elasticdl.errors import UserError
-from elasticdl.job_sections import ModelSection
+from elasticdl.job_flags import ModelSection
 from elasticdl.model.input import Feeder
 from elasticdl.model.module import ModelModule, load_module
 from elasticdl.shard import Task

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from elasticdl.errors import UserError
-from elasticdl.job_sections import ModelSection
+from elasticdl.job_flags import ModelSection
 from elasticdl.model.dry_run import DryRun
 from elasticdl.model.module import ModelModule, load_module
 from elasticdl.model.ps_model import PsModel

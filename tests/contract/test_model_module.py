@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from elasticdl.errors import UserError
-from elasticdl.job_sections import ModelSection
+from elasticdl.job_flags import ModelSection
 from elasticdl.model.module import ModelModule, load_module
 
 pytestmark = pytest.mark.contract

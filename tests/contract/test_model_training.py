@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from elasticdl.job_sections import ModelSection
+from elasticdl.job_flags import ModelSection
 from elasticdl.model.module import ModelModule, load_module
 from elasticdl.model.ps_model import PsModel
 from elasticdl.model.step import CompiledStep, Lookups, StepOutcome

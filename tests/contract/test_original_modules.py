@@ -13,7 +13,7 @@ import pytest
 from elasticdl.errors import UserError
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
-from elasticdl.job_sections import ModelSection
+from elasticdl.job_flags import ModelSection
 from elasticdl.model.check import check
 from elasticdl.model.module import load_module
 

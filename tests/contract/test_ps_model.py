@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from elasticdl.embedding.spec import Dtype, InitializerKind, OptimizerKind
 from elasticdl.errors import UserError
-from elasticdl.job_sections import ModelSection
+from elasticdl.job_flags import ModelSection
 from elasticdl.model.building import NeedsFeatures
 from elasticdl.model.dry_run import check_callbacks
 from elasticdl.model.module import ModelModule, load_module

@@ -23,7 +23,7 @@ from elasticdl.embedding.spec import (
     TableSpec,
 )
 from elasticdl.errors import Refused
-from elasticdl.job_sections import ModelSection
+from elasticdl.job_flags import ModelSection
 from elasticdl.model.module import ModelModule, load_module
 from elasticdl.model.ps_model import PsModel
 from elasticdl.model.step import CompiledStep

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
-from elasticdl.job_sections import ModelSection
+from elasticdl.job_flags import ModelSection
 from elasticdl.model.check import check
 from elasticdl.model.dry_run import DryRun
 from elasticdl.model.module import load_module

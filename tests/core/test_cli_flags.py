@@ -24,9 +24,9 @@ from elasticdl.errors import Corrupted, ExitCode, Refused, SpecError, UserError
 from elasticdl.flag import DATA, DIRECTORY, PLACE, Value, mark
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action, Shuffle
+from elasticdl.job_flags import FIELDS, is_used
 from elasticdl.job_problems import flag_of as flag
-from elasticdl.job_sections import FIELDS, is_used
-from elasticdl.kubernetes_section import KubernetesSection
+from elasticdl.kubernetes_flags import KubernetesSection
 from elasticdl.yaml_documents import as_yaml, read_yaml
 
 pytestmark = pytest.mark.core

@@ -22,7 +22,7 @@ from elasticdl.errors import SpecError
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.jobdir.outcome import Outcome
-from elasticdl.kubernetes_section import KubernetesSection, quantity, quantity_bytes
+from elasticdl.kubernetes_flags import KubernetesSection, quantity, quantity_bytes
 
 pytestmark = pytest.mark.core
 GOLDEN = Path(__file__).parent / "golden/submitted_job.yaml"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from elasticdl.kubernetes_section import KubernetesSection
+from elasticdl.kubernetes_flags import KubernetesSection
 
 
 class Strategy(StrEnum):

@@ -16,7 +16,7 @@ from keras.src.utils.naming import reset_uids
 
 from elasticdl.data import Reader, Records, open_custom_reader, open_reader
 from elasticdl.flag_values import Scalar
-from elasticdl.job_sections import ModelSection
+from elasticdl.job_flags import ModelSection
 from elasticdl.model.dry_run import DryRun
 from elasticdl.model.export import export
 from elasticdl.model.input import Feeder

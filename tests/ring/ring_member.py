@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from elasticdl.clock import SystemClock
 from elasticdl.data.base import Block, Metadata
-from elasticdl.job_sections import ModelSection
+from elasticdl.job_flags import ModelSection
 from elasticdl.model.input import Feeder
 from elasticdl.model.module import load_module
 from elasticdl.model.ring_model import RingModel

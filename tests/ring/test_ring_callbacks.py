@@ -136,7 +136,7 @@ def test_a_checkpoint_of_a_ring_is_evaluated_though_no_flag_says_that_it_is_one(
 def plain_keras(zoo: Path, directory: Path, digits: Path) -> tuple[Any, Any, Any]:
     """The model with the weights of the newest checkpoint, and the data to evaluate on."""
     from elasticdl.checkpoint import ring_file, store
-    from elasticdl.job_sections import ModelSection
+    from elasticdl.job_flags import ModelSection
     from elasticdl.model.module import load_module
     from elasticdl.model.ring_model import RingModel
 

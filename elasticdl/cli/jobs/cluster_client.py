@@ -17,7 +17,7 @@ from elasticdl.errors import (
     SpecError,
     TransientError,
 )
-from elasticdl.kubernetes_section import namespace_name
+from elasticdl.kubernetes_flags import namespace_name
 
 if TYPE_CHECKING:
     from elasticdl.cluster.kubernetes.apiserver import ApiServer

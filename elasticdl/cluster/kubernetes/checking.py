@@ -24,7 +24,7 @@ from elasticdl.cluster.kubernetes.rights import LOOKING_AFTER, SUBMITTING
 from elasticdl.cluster.priority_ladder import classes_of
 from elasticdl.errors import ClusterRefused
 from elasticdl.job import JobSpec
-from elasticdl.kubernetes_section import IMAGE, quantity
+from elasticdl.kubernetes_flags import IMAGE, quantity
 
 _FEW = 3
 

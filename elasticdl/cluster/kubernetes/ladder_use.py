@@ -8,7 +8,7 @@ from elasticdl.cluster.kubernetes.apiserver import ApiRefused, ApiServer
 from elasticdl.cluster.kubernetes.planning import trial_pod
 from elasticdl.cluster.priority_ladder import classes_of
 from elasticdl.job import JobSpec
-from elasticdl.kubernetes_section import LadderUse
+from elasticdl.kubernetes_flags import LadderUse
 
 CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 _SHARING = "so the job does not share a full cluster fairly"

@@ -26,7 +26,7 @@ from elasticdl.cluster.priority_ladder import class_of
 from elasticdl.errors import SpecError
 from elasticdl.formatting import amount
 from elasticdl.job import JobSpec
-from elasticdl.kubernetes_section import Mount
+from elasticdl.kubernetes_flags import Mount
 
 SPEC_VARIABLE = "ELASTICDL_JOB"
 """Has the job as JSON in the pod that checks model and data."""

@@ -12,9 +12,9 @@ from typing import Any
 
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
+from elasticdl.job_flags import is_used
 from elasticdl.job_name import next_name
 from elasticdl.job_problems import flag_of
-from elasticdl.job_sections import is_used
 
 _LONGEST = 900
 """A longer command would be cut in a termination message, and half a command is useless."""

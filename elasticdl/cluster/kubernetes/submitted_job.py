@@ -25,10 +25,10 @@ from elasticdl.cluster.kubernetes.submit_command import with_commands
 from elasticdl.errors import SpecError
 from elasticdl.job import JobSpec
 from elasticdl.job_args import as_args, read_args
+from elasticdl.job_flags import is_used
 from elasticdl.job_name import directory_in_pod
 from elasticdl.job_problems import flag_of
-from elasticdl.job_sections import is_used
-from elasticdl.kubernetes_section import INTERNAL_PATHS, ZOO_OF_IMAGES, LadderUse
+from elasticdl.kubernetes_flags import INTERNAL_PATHS, ZOO_OF_IMAGES, LadderUse
 
 LADDER_FOUND = f"{DOMAIN}/priority-ladder"
 SCALE_KEPT = f"{DOMAIN}/scale"

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, final
 from elasticdl.cluster.base import Role
 from elasticdl.cluster.kubernetes.job_state import JobState, job_state, wall_s
 from elasticdl.cluster.kubernetes.pods import has_ended, process_name, trouble
-from elasticdl.kubernetes_section import quantity
+from elasticdl.kubernetes_flags import quantity
 
 Amounts: TypeAlias = Mapping[str, Decimal]
 Object: TypeAlias = Mapping[str, Any]

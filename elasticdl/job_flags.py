@@ -1,6 +1,6 @@
 """The sections of a job: every field is one flag (`--kebab-case`) and one YAML key.
 
-This file and `kubernetes_section.py` declare its name, type, default, limits and help. Names are
+This file and `kubernetes_flags.py` declare its name, type, default, limits and help. Names are
 unique over all sections.
 """
 
@@ -54,7 +54,7 @@ from elasticdl.job_choices import (
     WirePrecision,
 )
 from elasticdl.job_problems import flag_of
-from elasticdl.kubernetes_section import KubernetesSection, object_name
+from elasticdl.kubernetes_flags import KubernetesSection, object_name
 from elasticdl.original_names import FLAGS
 
 
@@ -416,7 +416,7 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
 FIELDS: Mapping[str, FieldInfo] = {
     name: field for section in SECTIONS.values() for name, field in section.model_fields.items()
 }
-"""Every flag by its flat name, as declared above and in `kubernetes_section.py`."""
+"""Every flag by its flat name, as declared above and in `kubernetes_flags.py`."""
 
 
 def is_used(name: str, action: str) -> bool:
