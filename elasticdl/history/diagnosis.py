@@ -8,7 +8,7 @@ from typing import Any, TypeVar, final
 from elasticdl.formatting import START_PARTS, amount, spoken
 from elasticdl.history.awaited import Awaited, awaited_text
 from elasticdl.history.diagnosis_entry import OTHERS, DiagnosisEntry, What
-from elasticdl.history.job_event import EventKind, JobEvent
+from elasticdl.history.job_event import EventStep, JobEvent
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -73,7 +73,7 @@ class Story:
                 self._ring(event)
             case "shard" if event.process in self._ends:
                 self._ends[event.process].records += max(0, int(event.number("trained")))
-            case "checkpoint" | "evaluation" if event.step in (EventKind.SAVED, EventKind.ENDED):
+            case "checkpoint" | "evaluation" if event.step in (EventStep.SAVED, EventStep.ENDED):
                 self._slow(event)
             case kind if event.level in ("warning", "error") or kind in (
                 "straggler",
@@ -137,20 +137,20 @@ class Story:
     # processes
 
     def _process(self, event: JobEvent) -> None:
-        if event.step == EventKind.ORDERED:
+        if event.step == EventStep.ORDERED:
             self._going[event.process] = None
-        elif event.step in (EventKind.ENDED, EventKind.LOST):
+        elif event.step in (EventStep.ENDED, EventStep.LOST):
             self._going.pop(event.process, None)
         match event.step:
-            case EventKind.ORDERED:
+            case EventStep.ORDERED:
                 self._ordered(event)
-            case EventKind.READY:
+            case EventStep.READY:
                 self._ready(event)
-            case EventKind.WORKING:
+            case EventStep.WORKING:
                 self._working(event)
-            case EventKind.ENDED | EventKind.LOST:
+            case EventStep.ENDED | EventStep.LOST:
                 self._ended(event)
-            case EventKind.EXPLAINED:
+            case EventStep.EXPLAINED:
                 entry = self._ends.get(event.process)
                 if entry is not None:
                     self._causes[entry.cause] -= 1
@@ -273,7 +273,7 @@ class Story:
         what = str(event.details.get("wait", ""))
         reason = str(event.details.get("reason", "")) or event.text
         match event.step:
-            case EventKind.BEGUN:
+            case EventStep.BEGUN:
                 since_s = event.number("since_s", event.at_s)
                 entry = self._waits.get(what)
                 if entry is None:
@@ -282,7 +282,7 @@ class Story:
                     )
                     entry.open = True
                 entry.text = f"for {awaited_text(what)}: {reason}"
-            case EventKind.ENDED:
+            case EventStep.ENDED:
                 self._over(event, what, reason)
             case _:
                 self._note(event)
@@ -298,9 +298,9 @@ class Story:
 
     def _job(self, event: JobEvent) -> None:
         match event.step:
-            case EventKind.BEGUN:
+            case EventStep.BEGUN:
                 self._begun(event)
-            case EventKind.PHASE:
+            case EventStep.PHASE:
                 self._ending = event.details.get("phase") == "ending"
                 before, before_s = str(event.details.get("before", "")), event.number("before_s")
                 if (
@@ -316,7 +316,7 @@ class Story:
                 took = f" ({what} {spoken(before_s)})" if before_s >= SLOW_S else ""
                 text = f"{_first_line(event.text)}{took}"
                 self._put(event, What.PHASE, text, level=event.level)
-            case EventKind.ENDED:
+            case EventStep.ENDED:
                 self._has_ended = True
                 self._end_waits(event)
                 self._note(event)
@@ -385,7 +385,7 @@ class Story:
 
     def _ring(self, event: JobEvent) -> None:
         match event.step:
-            case EventKind.PUBLISHED:
+            case EventStep.PUBLISHED:
                 reason = event.details.get("reason", "")
                 members = len(str(event.details.get("members", "")).split())
                 text = (
@@ -393,7 +393,7 @@ class Story:
                     f" {amount(members, 'member')}: {reason}"
                 )
                 self._put(event, What.RING, text)
-            case EventKind.COMPLETE:
+            case EventStep.COMPLETE:
                 self._workers_recovered(event, "ring")
             case _:
                 self._note(event)

@@ -13,7 +13,7 @@ from typing import Any, final
 
 from elasticdl.history.compaction import HISTORY, Line, Policy, Row, left_out, parsed
 from elasticdl.history.diagnosis import Story
-from elasticdl.history.job_event import EventKind, JobEvent, job_event
+from elasticdl.history.job_event import EventStep, JobEvent, job_event
 from elasticdl.history.lines import JsonLines, read_lines, read_text
 from elasticdl.history.timeline import Timeline
 
@@ -29,7 +29,7 @@ def _notable(row: Row) -> bool:
     return (
         bool(row.get("cause"))
         or row.get("level") in ("warning", "error")
-        or details.get("step") in (EventKind.ENDED, EventKind.LOST)
+        or details.get("step") in (EventStep.ENDED, EventStep.LOST)
     )
 
 
@@ -71,7 +71,7 @@ class EventLog:
             last = before[-1]
             self.started_at = last.at - last.at_s
             # The job's time is wall-clock time since its start, including time without a master.
-            self.ended_before = last.kind == "job" and last.step == EventKind.ENDED
+            self.ended_before = last.kind == "job" and last.step == EventStep.ENDED
             self.began_s = last.at_s + max(0.0, wall_s - last.at)
             self.started_at = wall_s - self.began_s
 

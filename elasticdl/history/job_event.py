@@ -20,7 +20,7 @@ MOST_CHARS = 8_000
 """Limit of a text. The process's log has the full traceback."""
 
 
-class EventKind(StrEnum):
+class EventStep(StrEnum):
     """Values of `details["step"]`: the meaning of a line, for programs."""
 
     BEGUN = "begun"
@@ -49,7 +49,7 @@ class EventKind(StrEnum):
     FAILED = "failed"
 
 
-def meaning(step: EventKind, **values: Value) -> dict[str, Value]:
+def meaning(step: EventStep, **values: Value) -> dict[str, Value]:
     """Return details for programs. Durations are rounded to milliseconds."""
     return {
         "step": str(step),
@@ -74,7 +74,7 @@ class JobEvent:
 
     @property
     def step(self) -> str:
-        """A value of `EventKind`, or '' if the line is only for people."""
+        """A value of `EventStep`, or '' if the line is only for people."""
         return str(self.details.get("step", ""))
 
     def number(self, name: str, default: float = 0.0) -> float:

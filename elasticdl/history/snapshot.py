@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, final
 from elasticdl.formatting import finite
 from elasticdl.history.diagnosis import Story
 from elasticdl.history.event_log import KEPT, EventLog, read_events
-from elasticdl.history.job_event import EventKind, JobEvent, meaning
+from elasticdl.history.job_event import EventStep, JobEvent, meaning
 from elasticdl.history.lines import read_lines
 from elasticdl.history.series import SeriesStore
 from elasticdl.history.timeline import Timeline
@@ -170,7 +170,7 @@ def record_in(
     for event in events:
         timeline.add(event)
         story.add(event)
-    if killed and events and not (events[-1].kind == "job" and events[-1].step == EventKind.ENDED):
+    if killed and events and not (events[-1].kind == "job" and events[-1].step == EventStep.ENDED):
         last = events[-1]
         since_s = max(0.0, heard_s - last.at_s)
         end = JobEvent(
@@ -180,7 +180,7 @@ def record_in(
             "job",
             killed,
             level="error",
-            details=meaning(EventKind.ENDED),
+            details=meaning(EventStep.ENDED),
         )
         events.append(end)
         timeline.cut_off(end)

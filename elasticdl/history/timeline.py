@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, final
 
 from elasticdl.history.compaction import HISTORY
-from elasticdl.history.job_event import EventKind, JobEvent
+from elasticdl.history.job_event import EventStep, JobEvent
 from elasticdl.job_status import ProcessStatus
 
 MOST_ENDED_BARS = 2_000
@@ -81,7 +81,7 @@ class Timeline:
         match event.kind:
             case "process":
                 self._process(event)
-            case "ring" if event.step == EventKind.PUBLISHED:
+            case "ring" if event.step == EventStep.PUBLISHED:
                 members = tuple(str(event.details.get("members", "")).split())
                 reason = str(event.details.get("reason", event.text))
                 self._generations.append(
@@ -129,7 +129,7 @@ class Timeline:
         return now
 
     def _process(self, event: JobEvent) -> None:
-        if event.step == EventKind.ORDERED:
+        if event.step == EventStep.ORDERED:
             self._close(event.process, event.at_s, _UNSEEN)
             role = event.process.rpartition("-")[0]
             self._going[event.process] = Bar(
@@ -139,19 +139,19 @@ class Timeline:
             return
         bar = self._going.get(event.process)
         match event.step:
-            case EventKind.READY if bar is not None:
+            case EventStep.READY if bar is not None:
                 bar.ready_s, bar.state = event.at_s, "ready"
                 bar.where = str(event.details.get("where", ""))
-            case EventKind.STOPPING if bar is not None:
+            case EventStep.STOPPING if bar is not None:
                 bar.state, bar.text = "stopping", str(event.details.get("reason", event.text))
-            case EventKind.ENDED | EventKind.LOST if bar is not None:
+            case EventStep.ENDED | EventStep.LOST if bar is not None:
                 self._close(
                     event.process,
                     event.at_s,
                     str(event.details.get("reason", event.text)),
                     event.cause,
                 )
-            case EventKind.ENDED | EventKind.EXPLAINED:
+            case EventStep.ENDED | EventStep.EXPLAINED:
                 self._explain(event)
             case _:
                 pass
@@ -173,7 +173,7 @@ class Timeline:
                 return
 
     def _job(self, event: JobEvent) -> None:
-        if event.step == EventKind.BEGUN and "kept" not in event.details:
+        if event.step == EventStep.BEGUN and "kept" not in event.details:
             # Processes of an earlier master ended with it, or are different processes by now.
             for process in list(self._going):
                 self._close(process, event.at_s, _UNSEEN)

@@ -12,7 +12,7 @@ from elasticdl.errors import ExitCode
 from elasticdl.flag import is_address
 from elasticdl.formatting import spoken
 from elasticdl.history.event_log import METRICS_POLICY, EventLog
-from elasticdl.history.job_event import EventKind, meaning
+from elasticdl.history.job_event import EventStep, meaning
 from elasticdl.history.lines import JsonLines
 from elasticdl.job import JobSpec
 from elasticdl.jobdir.last_status import last_seen_s
@@ -85,7 +85,7 @@ class JobRecord:
             if first
             else f"resuming the job after {spoken(away_s)}{since}: {self._what}"
         )
-        details = meaning(EventKind.BEGUN, term=term, away_s=0.0 if first else away_s)
+        details = meaning(EventStep.BEGUN, term=term, away_s=0.0 if first else away_s)
         return Announce("job", text, details=details)
 
     def predecessor_ended(self, before: Predecessor, wall_s: float, at_s: float) -> None:
@@ -110,7 +110,7 @@ class JobRecord:
                 "kind": "job",
                 "text": f"the master ended after {spoken(before.lived_s)}: {words}",
                 "level": "warning",
-                "details": meaning(EventKind.MASTER_ENDED, lived_s=before.lived_s, **details),
+                "details": meaning(EventStep.MASTER_ENDED, lived_s=before.lived_s, **details),
             },
         )
 
@@ -120,7 +120,7 @@ class JobRecord:
         why = "" if finish.exit_code is ExitCode.JOB_FAILED else f": {finish.message}"
         text = f"job ended with exit code {int(finish.exit_code)}{why}"
         details = meaning(
-            EventKind.ENDED,
+            EventStep.ENDED,
             exit_code=int(finish.exit_code),
             message=finish.message,
             hint=finish.hint,

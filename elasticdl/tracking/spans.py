@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
-from elasticdl.history.job_event import EventKind, JobEvent, Value, job_event
+from elasticdl.history.job_event import EventStep, JobEvent, Value, job_event
 
 _BAD = ("warning", "error")
 
@@ -58,27 +58,27 @@ def _named(event: JobEvent) -> tuple[str, float] | None:
     """Return the name and the seconds of what the event ends."""
     number = event.number
     match event.kind, event.step:
-        case "job", EventKind.ENDED:
+        case "job", EventStep.ENDED:
             return "job", event.at_s  # seconds since the job began
-        case "job", EventKind.BEGUN if number("away_s") > 0:
+        case "job", EventStep.BEGUN if number("away_s") > 0:
             return "without a master", number("away_s")
-        case "job", EventKind.PHASE:
+        case "job", EventStep.PHASE:
             return f"phase {event.details.get('before', '')}", number("before_s")
-        case "process", EventKind.READY:
+        case "process", EventStep.READY:
             return "start of a process", number("after_s")
-        case "process", EventKind.ENDED | EventKind.LOST:
+        case "process", EventStep.ENDED | EventStep.LOST:
             return "process", number("ready_for_s")
-        case "wait", EventKind.ENDED:
+        case "wait", EventStep.ENDED:
             return f"wait for {event.details.get('wait', '')}", number("waited_s")
-        case "stall", EventKind.ENDED:
+        case "stall", EventStep.ENDED:
             return "stall", number("waited_s")
-        case "ring", EventKind.COMPLETE:
+        case "ring", EventStep.COMPLETE:
             return "ring forms", number("seconds")
-        case "checkpoint", EventKind.SAVED:
+        case "checkpoint", EventStep.SAVED:
             return "checkpoint", number("seconds")
-        case "shard", EventKind.ENDED:  # of the sample of shards that has such events
+        case "shard", EventStep.ENDED:  # of the sample of shards that has such events
             return "shard", number("seconds")
-        case "evaluation", EventKind.ENDED:
+        case "evaluation", EventStep.ENDED:
             return "evaluation", number("seconds")
         case _:
             return None

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
-from elasticdl.history.job_event import EventKind, meaning
+from elasticdl.history.job_event import EventStep, meaning
 from elasticdl.tracking.spans import span_id, trace_id
 from tests.contract.test_trackers import LIMIT_S, Processes
 from tests.contract.test_trackers import processes as _processes
@@ -76,7 +76,7 @@ def receiver() -> Iterator[Receiver]:
         thread.join(LIMIT_S)
 
 
-def write(folder: Path, seq: int, kind: str, step: EventKind, **details: float | str) -> None:
+def write(folder: Path, seq: int, kind: str, step: EventStep, **details: float | str) -> None:
     row = {"seq": seq, "at": 1.7e9 + seq, "at_s": float(seq), "kind": kind, "text": f"event {seq}"}
     with (folder / "events.jsonl").open("a") as file:
         file.write(json.dumps({**row, "details": meaning(step, **details)}) + "\n")
@@ -90,18 +90,18 @@ def test_a_job_with_two_masters_is_one_trace(processes: Processes, receiver: Rec
     processes.what = "traces"
     processes.write_job("")
     folder = processes.folder
-    write(folder, 0, "job", EventKind.BEGUN, term=1, away_s=0.0)
-    write(folder, 3, "job", EventKind.PHASE, phase="training", before="starting", before_s=2.5)
-    write(folder, 4, "ring", EventKind.COMPLETE, generation=1, seconds=0.5)
-    write(folder, 5, "shard", EventKind.ENDED, shard=3, epoch=0, records=64, seconds=1.5)
+    write(folder, 0, "job", EventStep.BEGUN, term=1, away_s=0.0)
+    write(folder, 3, "job", EventStep.PHASE, phase="training", before="starting", before_s=2.5)
+    write(folder, 4, "ring", EventStep.COMPLETE, generation=1, seconds=0.5)
+    write(folder, 5, "shard", EventStep.ENDED, shard=3, epoch=0, records=64, seconds=1.5)
     first = processes.start(**variables)
     until("the spans came", lambda: len(receiver.spans) == 3, LIMIT_S)
     first.kill()
     said, _ = first.communicate()
     levels = [json.loads(line)["level"] for line in said.splitlines()]
     assert levels == ["info", "warning"], "the first request was refused"
-    write(folder, 9, "job", EventKind.BEGUN, term=2, away_s=1.0)
-    write(folder, 12, "job", EventKind.ENDED, exit_code=0)
+    write(folder, 9, "job", EventStep.BEGUN, term=2, away_s=1.0)
+    write(folder, 12, "job", EventStep.ENDED, exit_code=0)
     processes.start(**variables)
     assert processes.end(version=3)[0] == 0
     run = json.loads((folder / "traces.json").read_text())["run"]
@@ -134,7 +134,7 @@ def test_a_trace_that_is_not_sampled_sends_nothing(
 ) -> None:
     processes.what = "traces"
     processes.write_job("")
-    write(processes.folder, 12, "job", EventKind.ENDED, exit_code=0)
+    write(processes.folder, 12, "job", EventStep.ENDED, exit_code=0)
     processes.start(
         OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{receiver.server_port}",
         OTEL_TRACES_SAMPLER="parentbased_always_off",
@@ -161,8 +161,8 @@ def test_a_trace_goes_over_grpc(processes: Processes) -> None:
     try:
         processes.what = "traces"
         processes.write_job("")
-        write(processes.folder, 0, "job", EventKind.BEGUN, term=1, away_s=0.0)
-        write(processes.folder, 12, "job", EventKind.ENDED, exit_code=0)
+        write(processes.folder, 0, "job", EventStep.BEGUN, term=1, away_s=0.0)
+        write(processes.folder, 12, "job", EventStep.ENDED, exit_code=0)
         processes.start(
             OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{port}",
             OTEL_EXPORTER_OTLP_PROTOCOL="grpc",

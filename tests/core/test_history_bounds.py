@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from elasticdl.history.compaction import HISTORY, Line, Policy, compacted, left_out
 from elasticdl.history.event_log import KEPT, EventLog, _notable, read_events
-from elasticdl.history.job_event import EventKind, meaning
+from elasticdl.history.job_event import EventStep, meaning
 from elasticdl.history.lines import JsonLines, read_lines
 from elasticdl.history.series import LABELLED_POINTS, MOST_LABELS, MOST_POINTS, Series, SeriesStore
 from elasticdl.history.snapshot import record_in, record_of
@@ -369,11 +369,11 @@ def test_the_time_of_a_job_goes_on_while_it_is_stopped(tmp_path: Path) -> None:
     first = EventLog(tmp_path / "events.jsonl", 1_000.0)
     first.append(
         {"at": 1_000.0, "at_s": 0.0},
-        {"kind": "job", "text": "the job begins", "details": meaning(EventKind.BEGUN)},
+        {"kind": "job", "text": "the job begins", "details": meaning(EventStep.BEGUN)},
     )
     first.append(
         {"at": 1_060.0, "at_s": 60.0},
-        {"kind": "job", "text": "the job ended", "details": meaning(EventKind.ENDED)},
+        {"kind": "job", "text": "the job ended", "details": meaning(EventStep.ENDED)},
     )
     first.close()
     again = EventLog(tmp_path / "events.jsonl", 4_660.0)
@@ -383,7 +383,7 @@ def test_the_time_of_a_job_goes_on_while_it_is_stopped(tmp_path: Path) -> None:
         60.0,
         True,
     )
-    details = meaning(EventKind.BEGUN, away_s=again.began_s - again.last_s)
+    details = meaning(EventStep.BEGUN, away_s=again.began_s - again.last_s)
     again.append(
         {"at": 4_660.0, "at_s": 3_660.0},
         {"kind": "job", "text": "taken on again, 60 min after it ended", "details": details},

@@ -20,7 +20,7 @@ from elasticdl.cluster.base import ExitStatus
 from elasticdl.history.diagnosis import MOST_ENTRIES, Story
 from elasticdl.history.diagnosis_text import entry_text
 from elasticdl.history.event_log import EventLog, read_events
-from elasticdl.history.job_event import EventKind, JobEvent, meaning
+from elasticdl.history.job_event import EventStep, JobEvent, meaning
 from elasticdl.history.snapshot import record_in
 from elasticdl.history.timeline import MOST_ENDED_BARS, Timeline
 from elasticdl.master.core import commands as c
@@ -209,9 +209,9 @@ def test_a_record_whose_waits_nobody_ended_has_them_end_with_the_job() -> None:
     story = Story()
     for seq, (at_s, kind, details) in enumerate(
         [
-            (12.0, "wait", meaning(EventKind.BEGUN, wait="place", since_s=10.0, reason=QUOTA)),
-            (50.0, "job", meaning(EventKind.ENDED, exit_code=0)),
-            (80.0, "job", meaning(EventKind.BEGUN, away_s=30.0)),
+            (12.0, "wait", meaning(EventStep.BEGUN, wait="place", since_s=10.0, reason=QUOTA)),
+            (50.0, "job", meaning(EventStep.ENDED, exit_code=0)),
+            (80.0, "job", meaning(EventStep.BEGUN, away_s=30.0)),
         ]
     ):
         story.add(JobEvent(seq, at_s, at_s, kind, "text", details=details))
@@ -423,7 +423,7 @@ def test_the_file_tells_the_same_story_as_the_memory_of_the_master(
 
 def ordered_worker(seq: int, at_s: float) -> JobEvent:
     """The order to start worker-0."""
-    details = meaning(EventKind.ORDERED)
+    details = meaning(EventStep.ORDERED)
     text = "starting worker-0"
     return JobEvent(seq, 1_000.0 + at_s, at_s, "process", text, "worker-0", details=details)
 
@@ -438,7 +438,7 @@ def test_a_master_in_the_place_of_another_ends_the_bars_that_nobody_saw_end(tmp_
             40.0,
             "job",
             "job resumed after",
-            details=meaning(EventKind.BEGUN, away_s=30.0),
+            details=meaning(EventStep.BEGUN, away_s=30.0),
         ),
         ordered_worker(2, 40.0),
     ]
@@ -457,7 +457,7 @@ def test_a_master_in_the_place_of_another_ends_the_bars_that_nobody_saw_end(tmp_
 
 def test_processes_that_another_master_takes_over_have_not_ended() -> None:
     timeline, story = Timeline(), Story()
-    details = meaning(EventKind.BEGUN, away_s=2.6, kept=1)
+    details = meaning(EventStep.BEGUN, away_s=2.6, kept=1)
     for one in (
         ordered_worker(0, 0.0),
         JobEvent(1, 1_040.0, 40.0, "job", "another master continues the job", details=details),
@@ -480,23 +480,23 @@ def test_a_ring_goes_on_before_another_comes_and_that_is_what_is_told() -> None:
                 "process",
                 "worker-1",
                 "infrastructure",
-                meaning(EventKind.ENDED, reason="killed by signal 9 (SIGKILL)"),
+                meaning(EventStep.ENDED, reason="killed by signal 9 (SIGKILL)"),
             ),
-            (10.0, "process", "worker-3", "", meaning(EventKind.ORDERED, replaces="worker-1")),
+            (10.0, "process", "worker-3", "", meaning(EventStep.ORDERED, replaces="worker-1")),
             (
                 10.1,
                 "ring",
                 "",
                 "",
                 meaning(
-                    EventKind.PUBLISHED,
+                    EventStep.PUBLISHED,
                     generation=2,
                     members="worker-0 worker-2",
                     reason="worker-1 is gone",
                 ),
             ),
-            (10.3, "ring", "", "", meaning(EventKind.COMPLETE, generation=2, seconds=0.2)),
-            (25.0, "process", "worker-3", "", meaning(EventKind.WORKING, after_s=1.0)),
+            (10.3, "ring", "", "", meaning(EventStep.COMPLETE, generation=2, seconds=0.2)),
+            (25.0, "process", "worker-3", "", meaning(EventStep.WORKING, after_s=1.0)),
         ]
     ):
         story.add(JobEvent(seq, at_s, at_s, kind, "text", process, cause, details=details))
@@ -507,7 +507,7 @@ def test_a_ring_goes_on_before_another_comes_and_that_is_what_is_told() -> None:
     assert story.as_dict()["totals"]["recoveries"] == {"count": 1, "mean_s": 0.3, "worst_s": 0.3}
 
 
-STEPS = st.sampled_from([str(step) for step in EventKind] + ["", "nonsense"])
+STEPS = st.sampled_from([str(step) for step in EventStep] + ["", "nonsense"])
 EVENTS = st.builds(
     lambda at_s, kind, process, cause, level, step, values: JobEvent(
         0, 1_000.0 + at_s, at_s, kind, "text", process, cause, level, {"step": step, **values}
@@ -566,7 +566,7 @@ def test_whatever_a_file_holds_there_is_a_timeline_and_a_story_of_it(
     bars, found = timeline.as_dict(1e6), story.as_dict(1e6)
     json.dumps([bars, found], allow_nan=False)
     assert (
-        sum(1 for one in events if one.kind == "process" and one.step == EventKind.ORDERED)
+        sum(1 for one in events if one.kind == "process" and one.step == EventStep.ORDERED)
         == len(bars["bars"]) + bars["bars_dropped"]
     )
     going = [bar["process"] for bar in bars["bars"] if bar["ended_s"] is None]
@@ -579,7 +579,7 @@ def test_of_a_job_of_a_hundred_thousand_processes_the_newest_stay() -> None:
     for index in range(20_000):
         name, at_s = f"worker-{index}", float(index)
         timeline.add(
-            JobEvent(2 * index, at_s, at_s, "process", "", name, details=meaning(EventKind.ORDERED))
+            JobEvent(2 * index, at_s, at_s, "process", "", name, details=meaning(EventStep.ORDERED))
         )
         end = JobEvent(
             2 * index + 1,
@@ -589,7 +589,7 @@ def test_of_a_job_of_a_hundred_thousand_processes_the_newest_stay() -> None:
             "",
             name,
             "preempted",
-            details=meaning(EventKind.ENDED, reason="x"),
+            details=meaning(EventStep.ENDED, reason="x"),
         )
         timeline.add(end)
         story.add(end)
@@ -670,7 +670,7 @@ def test_a_master_that_was_killed_and_what_went_with_it_stay_in_why_when_the_job
     again = EventLog(job.directory / "events.jsonl", 1_050.0)
     again.append(
         {"at": 1_050.0, "at_s": 50.0},
-        {"kind": "job", "text": "again", "details": meaning(EventKind.BEGUN, away_s=30.0)},
+        {"kind": "job", "text": "again", "details": meaning(EventStep.BEGUN, away_s=30.0)},
     )
     again.close()
     story = again.story.as_dict()
@@ -684,11 +684,11 @@ def test_a_master_that_was_killed_and_what_went_with_it_stay_in_why_when_the_job
 
 def test_a_job_that_goes_on_after_its_end_lost_nobody(recorded: Callable[..., Recorded]) -> None:
     job = recorded(1, num_workers=1)
-    ended = {"kind": "job", "text": "ended", "details": meaning(EventKind.ENDED)}
+    ended = {"kind": "job", "text": "ended", "details": meaning(EventStep.ENDED)}
     job.chronicle.append({"at": 1_020.0, "at_s": 20.0}, ended)
     job.chronicle.append(
         {"at": 1_050.0, "at_s": 50.0},
-        {"kind": "job", "text": "x", "details": meaning(EventKind.BEGUN, away_s=30.0)},
+        {"kind": "job", "text": "x", "details": meaning(EventStep.BEGUN, away_s=30.0)},
     )
     story = job.chronicle.story.as_dict()
     assert story["totals"]["exits"] == {} and not [

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from elasticdl.errors import ExitCode
-from elasticdl.history.job_event import EventKind
+from elasticdl.history.job_event import EventStep
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from tests.core.ring_world import KILLED, TRAIN, VALIDATION, RingWorld, Worker, make_spec
@@ -119,7 +119,7 @@ def reasons(world: RingWorld) -> list[str]:
     return [
         str(one.details["reason"])
         for one in world.announced
-        if one.details.get("step") == EventKind.PUBLISHED
+        if one.details.get("step") == EventStep.PUBLISHED
     ]
 
 
@@ -169,7 +169,7 @@ def test_the_reason_of_a_generation_says_in_whole_words_what_broke_the_last_one(
 
 def works(world: RingWorld) -> list[tuple[str, float]]:
     """Who was told to have made its first progress, and how long after it was ready."""
-    found = [one for one in world.announced if one.details.get("step") == EventKind.WORKING]
+    found = [one for one in world.announced if one.details.get("step") == EventStep.WORKING]
     return [(str(one.process), one.details["after_s"]) for one in found]  # type: ignore[misc]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from elasticdl.history.job_event import EventKind, meaning
+from elasticdl.history.job_event import EventStep, meaning
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.tracking.choice import Sent, endpoint_of, what_to_send, why_no_traces
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.core
 HERE = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}
 
 
-def event(kind: str, step: EventKind | None, **details: float | int | str) -> dict[str, Any]:
+def event(kind: str, step: EventStep | None, **details: float | int | str) -> dict[str, Any]:
     told = meaning(step, **details) if step else dict(details)
     return {"seq": 7, "at": 1000.0, "at_s": 100.0, "kind": kind, "text": "text", "details": told}
 
@@ -24,18 +24,18 @@ def event(kind: str, step: EventKind | None, **details: float | int | str) -> di
 @pytest.mark.parametrize(
     "row, name, lasted_s",
     [
-        (event("job", EventKind.PHASE, phase="training", before="starting", before_s=4.0),
+        (event("job", EventStep.PHASE, phase="training", before="starting", before_s=4.0),
          "phase starting", 4.0),
-        (event("job", EventKind.BEGUN, term=2, away_s=1.5), "without a master", 1.5),
-        (event("job", EventKind.ENDED, exit_code=0), "job", 100.0),
-        (event("process", EventKind.READY, after_s=2.0), "start of a process", 2.0),
-        (event("process", EventKind.ENDED, ready_for_s=30.0), "process", 30.0),
-        (event("process", EventKind.LOST, ready_for_s=30.0), "process", 30.0),
-        (event("wait", EventKind.ENDED, wait="ring", waited_s=0.5), "wait for ring", 0.5),
-        (event("stall", EventKind.ENDED, waited_s=90.0), "stall", 90.0),
-        (event("ring", EventKind.COMPLETE, generation=2, seconds=0.25), "ring forms", 0.25),
-        (event("checkpoint", EventKind.SAVED, version=3, seconds=0.75), "checkpoint", 0.75),
-        (event("evaluation", EventKind.ENDED, round=0, seconds=3.0), "evaluation", 3.0),
+        (event("job", EventStep.BEGUN, term=2, away_s=1.5), "without a master", 1.5),
+        (event("job", EventStep.ENDED, exit_code=0), "job", 100.0),
+        (event("process", EventStep.READY, after_s=2.0), "start of a process", 2.0),
+        (event("process", EventStep.ENDED, ready_for_s=30.0), "process", 30.0),
+        (event("process", EventStep.LOST, ready_for_s=30.0), "process", 30.0),
+        (event("wait", EventStep.ENDED, wait="ring", waited_s=0.5), "wait for ring", 0.5),
+        (event("stall", EventStep.ENDED, waited_s=90.0), "stall", 90.0),
+        (event("ring", EventStep.COMPLETE, generation=2, seconds=0.25), "ring forms", 0.25),
+        (event("checkpoint", EventStep.SAVED, version=3, seconds=0.75), "checkpoint", 0.75),
+        (event("evaluation", EventStep.ENDED, round=0, seconds=3.0), "evaluation", 3.0),
     ],
 )  # fmt: skip
 def test_an_event_that_tells_how_long_something_took_ends_a_span(
@@ -51,9 +51,9 @@ def test_an_event_that_tells_how_long_something_took_ends_a_span(
 @pytest.mark.parametrize(
     "row",
     [
-        event("job", EventKind.BEGUN, term=1, away_s=0.0),
-        event("wait", EventKind.BEGUN, wait="ring"),
-        event("ring", EventKind.PUBLISHED, generation=2),
+        event("job", EventStep.BEGUN, term=1, away_s=0.0),
+        event("wait", EventStep.BEGUN, wait="ring"),
+        event("ring", EventStep.PUBLISHED, generation=2),
         event("staleness", None),
         {"kind": "job"},
     ],
@@ -63,7 +63,7 @@ def test_other_lines_end_none(row: dict[str, Any]) -> None:
 
 
 def test_a_bad_end_is_a_failed_span_with_its_cause() -> None:
-    row = event("process", EventKind.ENDED, ready_for_s=1.0, signal=9)
+    row = event("process", EventStep.ENDED, ready_for_s=1.0, signal=9)
     span = span_of({**row, "process": "worker-1", "cause": "infrastructure", "level": "warning"})
     assert span is not None and span.failed
     more = {"process": "worker-1", "cause": "infrastructure", "signal": 9}

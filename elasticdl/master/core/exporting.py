@@ -11,7 +11,7 @@ from typing import final
 
 from elasticdl.cluster.base import ProcessName
 from elasticdl.dropped import DropCause
-from elasticdl.history.job_event import EventKind, meaning
+from elasticdl.history.job_event import EventStep, meaning
 from elasticdl.master.core.checkpoint.snapshots import Snapshots, retry_s
 from elasticdl.master.core.commands import DropSnapshot, Purpose
 from elasticdl.master.core.data.singleton_tasks import Export
@@ -175,7 +175,7 @@ class Exporting:
             self._not_written(event)
             return
         seconds = self._context.now_s - export.since_s
-        details = meaning(EventKind.ENDED, version=export.version, seconds=seconds)
+        details = meaning(EventStep.ENDED, version=export.version, seconds=seconds)
         self._context.orders.announce(
             "export", f"exported: {event.path}", process=event.worker, details=details
         )

@@ -13,7 +13,7 @@ from elasticdl.dropped import WRONG, DropCause
 from elasticdl.errors import ExitCode
 from elasticdl.flag_values import ServerRange, WorkerRange
 from elasticdl.formatting import amount
-from elasticdl.history.job_event import EventKind, meaning
+from elasticdl.history.job_event import EventStep, meaning
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.job_status import UpdateCounts
@@ -319,7 +319,7 @@ class JobContext:
     def enter(self, phase: Phase, text: str) -> None:
         """Enter another phase and announce it."""
         details = meaning(
-            EventKind.PHASE,
+            EventStep.PHASE,
             phase=str(phase),
             before=str(self.phase),
             before_s=self.now_s - self.phase_since_s,
@@ -344,7 +344,7 @@ class JobContext:
         self.outcome = Outcome(exit_code, message, hint)
         self._tell_loss()
         details = meaning(
-            EventKind.PHASE,
+            EventStep.PHASE,
             phase="ending",
             before=str(self.phase),
             before_s=self.now_s - self.phase_since_s,

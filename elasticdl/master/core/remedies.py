@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import final
 
 from elasticdl.cluster.base import ProcessName
-from elasticdl.history.job_event import EventKind, meaning
+from elasticdl.history.job_event import EventStep, meaning
 from elasticdl.job_choices import Action
 from elasticdl.master.core.coordination import Coordination
 from elasticdl.master.core.data.leasing import Leasing
@@ -106,7 +106,7 @@ class Remedies:
             self._leasing.revocation.revoke(name, "the master does not know all of these leases")
 
     def _say(self, text: str) -> None:
-        details = meaning(EventKind.FAILED)
+        details = meaning(EventStep.FAILED)
         self._context.orders.announce("stall", text, level="warning", details=details)
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from elasticdl.cluster.base import ProcessName, Role
-from elasticdl.history.job_event import EventKind, meaning
+from elasticdl.history.job_event import EventStep, meaning
 from elasticdl.job_status import StallStatus
 from elasticdl.master.core import events
 from elasticdl.master.core.activities import Activities
@@ -289,7 +289,7 @@ class Stalls:
         still = f"no {'progress' if moves else 'activity'} for {now_s - since_s:.0f} s"
         diagnosis = f"{still}, waiting for {self._described(owed)}"
         details = meaning(
-            EventKind.BEGUN,
+            EventStep.BEGUN,
             since_s=since_s,
             quiet_s=self.quiet_s,
             bound_s=self.bound_s,
@@ -324,7 +324,7 @@ class Stalls:
             case StallStep.ASKED if self._remedies.can_form_again:
                 stall.step = StallStep.FORMED
                 self._announce(
-                    "still stalled: forming a new generation of the ring", meaning(EventKind.FAILED)
+                    "still stalled: forming a new generation of the ring", meaning(EventStep.FAILED)
                 )
                 self._remedies.form_again()
             case StallStep.ASKED | StallStep.FORMED:
@@ -352,7 +352,7 @@ class Stalls:
         stall.step = StallStep.REPLACED
         process = self._remedies.spare(candidates)
         why = f"the job is stalled, waiting for {stall.owed[0].text(self._context.now_s)}"
-        self._announce(f"still stalled: replacing {process.name}", meaning(EventKind.FAILED))
+        self._announce(f"still stalled: replacing {process.name}", meaning(EventStep.FAILED))
         self._remedies.replace(process, Verdict(Cause.STALLED, why))
 
     def _end(self, stall: Stall) -> None:
@@ -370,7 +370,7 @@ class Stalls:
         if stall is not None and stall.step is not StallStep.ENDED:
             waited_s = self._context.now_s - stall.since_s
             details = meaning(
-                EventKind.ENDED, since_s=stall.since_s, waited_s=waited_s, reason=stall.owed[0].what
+                EventStep.ENDED, since_s=stall.since_s, waited_s=waited_s, reason=stall.owed[0].what
             )
             self._announce(
                 f"the job continues after a stall of {waited_s:.0f} s", details, level="info"

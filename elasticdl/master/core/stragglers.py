@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import final
 
 from elasticdl.cluster.base import ProcessName
-from elasticdl.history.job_event import EventKind, meaning
+from elasticdl.history.job_event import EventStep, meaning
 from elasticdl.master.core import events
 from elasticdl.master.core.activities import Activities, Activity
 from elasticdl.master.core.data.leasing import Leasing
@@ -162,7 +162,7 @@ class Stragglers:
             f"{process.name} has been {why}; it is the {self._busy_ends}rd worker in a row whose"
             " code does not return"
         )
-        details = meaning(EventKind.FAILED)
+        details = meaning(EventStep.FAILED)
         self._context.orders.announce(
             "stall", f"the job is stalled: {text}", level="warning", details=details
         )

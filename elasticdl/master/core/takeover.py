@@ -12,7 +12,7 @@ from typing import final
 from elasticdl.cluster.base import Role
 from elasticdl.dropped import DropCause
 from elasticdl.formatting import amount
-from elasticdl.history.job_event import EventKind, meaning
+from elasticdl.history.job_event import EventStep, meaning
 from elasticdl.master.core.commands import AskState, FinishJob, KeepScale, RevokeLeases
 from elasticdl.master.core.data.leasing import Leasing
 from elasticdl.master.core.data.pieces import Stage
@@ -44,7 +44,7 @@ class Takeover:
             "job",
             f"another master continues the job after {event.away_s:.1f} s;"
             f" {amount(running, 'process', 'processes')} kept running",
-            details=meaning(EventKind.BEGUN, term=event.term, away_s=event.away_s, kept=running),
+            details=meaning(EventStep.BEGUN, term=event.term, away_s=event.away_s, kept=running),
         )
         self._scaling.order_again()
         self._leasing.order_again()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from elasticdl.history.awaited import Awaited
-from elasticdl.history.job_event import EventKind, meaning
+from elasticdl.history.job_event import EventStep, meaning
 from elasticdl.master.core.activities import Activities
 from elasticdl.master.core.coordination import Coordination
 from elasticdl.master.core.job_context import JobContext, Phase
@@ -66,7 +66,7 @@ class Waits:
             if not wait.announced and now_s - wait.since_s >= _LASTS_S:
                 wait.announced = True
                 details = meaning(
-                    EventKind.BEGUN, wait=str(what), since_s=wait.since_s, reason=reason
+                    EventStep.BEGUN, wait=str(what), since_s=wait.since_s, reason=reason
                 )
                 self._context.orders.announce(
                     "wait",
@@ -93,7 +93,7 @@ class Waits:
         reason = wait.reasons.words()
         text = f"waited {waited_s:.0f} s for {what.text}: {reason}"
         details = meaning(
-            EventKind.ENDED, wait=str(what), since_s=wait.since_s, waited_s=waited_s, reason=reason
+            EventStep.ENDED, wait=str(what), since_s=wait.since_s, waited_s=waited_s, reason=reason
         )
         self._context.orders.announce("wait", text, details=details)
 

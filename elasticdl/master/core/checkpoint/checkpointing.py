@@ -11,7 +11,7 @@ from typing import final
 
 from elasticdl.cluster.base import ProcessName
 from elasticdl.formatting import size
-from elasticdl.history.job_event import EventKind, meaning
+from elasticdl.history.job_event import EventStep, meaning
 from elasticdl.job_choices import Action
 from elasticdl.master.core.checkpoint.early import EarlyCheckpoints
 from elasticdl.master.core.checkpoint.saves import Saved, Saving
@@ -477,7 +477,7 @@ class Checkpointing:
         if not (known and self._final_done):
             text = f"checkpoint of version {event.version} saved, {size(event.bytes)}: {event.path}"
             details = meaning(
-                EventKind.SAVED, version=event.version, bytes=event.bytes, seconds=took_s
+                EventStep.SAVED, version=event.version, bytes=event.bytes, seconds=took_s
             )
             self._context.orders.announce("checkpoint", text, details=details)
         self._tell_copy(event)

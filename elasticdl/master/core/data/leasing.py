@@ -11,7 +11,7 @@ from typing import final
 from elasticdl.cluster.base import ProcessName
 from elasticdl.dropped import DropCause
 from elasticdl.formatting import amount
-from elasticdl.history.job_event import EventKind, meaning
+from elasticdl.history.job_event import EventStep, meaning
 from elasticdl.job_choices import Action
 from elasticdl.master.core.commands import (
     GrantLease,
@@ -294,7 +294,7 @@ class Leasing:
         ready_s = self._context.now_s if process.ready_s is None else process.ready_s
         after_s = self._context.now_s - ready_s
         text = f"{process.name} made its first progress {after_s:.1f} s after it was ready"
-        details = meaning(EventKind.WORKING, after_s=after_s)
+        details = meaning(EventStep.WORKING, after_s=after_s)
         if process.leased:
             details["first_s"] = round(self._context.now_s - max(ready_s, process.busy_since_s), 3)
         self._context.orders.announce(
@@ -343,7 +343,7 @@ class Leasing:
             f" {amount(shard.records, 'record')}, in {seconds:.1f} s",
             process=held.worker,
             details=meaning(
-                EventKind.ENDED,
+                EventStep.ENDED,
                 shard=int(shard.id),
                 epoch=piece.epoch,
                 attempt=piece.attempt,
@@ -398,7 +398,7 @@ class Leasing:
                 Life.STOPPING, event.at_s, "draining", deadline_s=event.at_s + LEAVE_LIMIT_S
             )
             text = f"{event.worker} is draining: it returns its shards"
-            details = meaning(EventKind.STOPPING, reason="draining")
+            details = meaning(EventStep.STOPPING, reason="draining")
             self._context.orders.announce("process", text, process=event.worker, details=details)
 
     def failed(self, event: TaskFailed) -> None:

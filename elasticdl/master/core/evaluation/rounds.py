@@ -15,7 +15,7 @@ from typing import final
 
 from elasticdl.cluster.base import ProcessName
 from elasticdl.dropped import DropCause
-from elasticdl.history.job_event import EventKind, meaning
+from elasticdl.history.job_event import EventStep, meaning
 from elasticdl.job_choices import Action
 from elasticdl.master.core.checkpoint.snapshots import Snapshots, retry_s
 from elasticdl.master.core.commands import DropSnapshot, Purpose, RecordMetrics
@@ -171,7 +171,7 @@ class Evaluation:
         assert self.round is not None
         self.round.version, self.round.stage = version, Stage.LEASING
         self.round.epoch = self._context.work.epoch if self._context.work else 0
-        details = meaning(EventKind.BEGUN, round=self.round.number, version=version)
+        details = meaning(EventStep.BEGUN, round=self.round.number, version=version)
         text = f"evaluation round {self.round.number} begins at version {version}"
         self._context.orders.announce("evaluation", text, details=details)
         # Without validation shards the summary is due at once.
@@ -329,7 +329,7 @@ class Evaluation:
             "evaluation",
             text,
             details=meaning(
-                EventKind.ENDED, round=current.number, version=current.version, seconds=seconds
+                EventStep.ENDED, round=current.number, version=current.version, seconds=seconds
             ),
         )
         self.final_done = self.final_done or current.final

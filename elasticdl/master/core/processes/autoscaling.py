@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from elasticdl.formatting import amount
-from elasticdl.history.job_event import EventKind, meaning
+from elasticdl.history.job_event import EventStep, meaning
 from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
 from elasticdl.master.core.coordination import Coordination
 from elasticdl.master.core.data.ledger import Ledger
@@ -284,7 +284,7 @@ class Autoscaling:
             for name, value in decision.numbers.items()
         }
         details = meaning(
-            EventKind.AUTOSCALED,
+            EventStep.AUTOSCALED,
             decision=str(decision.kind),
             **{what: decision.processes},
             **numbers,

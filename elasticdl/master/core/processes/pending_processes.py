@@ -13,7 +13,7 @@ from typing import final
 from elasticdl.cluster.base import Role
 from elasticdl.formatting import amount
 from elasticdl.history.awaited import Awaited
-from elasticdl.history.job_event import EventKind, Value, meaning
+from elasticdl.history.job_event import EventStep, Value, meaning
 from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.processes.scaling import Scaling
 from elasticdl.master.core.processes.table import Life, Process
@@ -79,7 +79,7 @@ class PendingProcesses:
         self._announced, self._announced_s = now, self._context.now_s
         if now:
             self._context.orders.announce(
-                "wait", now, level="warning", details=self._details(EventKind.BEGUN)
+                "wait", now, level="warning", details=self._details(EventStep.BEGUN)
             )
             return
         text = (
@@ -87,7 +87,7 @@ class PendingProcesses:
             if self._context.phase in _PLACING
             else "no longer waiting for processes to be scheduled: the job is ending"
         )
-        self._context.orders.announce("wait", text, details=self._details(EventKind.ENDED))
+        self._context.orders.announce("wait", text, details=self._details(EventStep.ENDED))
         self._period = _WaitPeriod()
 
     def _some_on_their_way(self) -> bool:
@@ -118,7 +118,7 @@ class PendingProcesses:
         for reason in dict.fromkeys(map(self._reason, waiting)) or (self._scaling.waiting_turn(),):
             period.reasons.add(reason, now_s - looked_s)
 
-    def _details(self, step: EventKind) -> dict[str, Value]:
+    def _details(self, step: EventStep) -> dict[str, Value]:
         since_s = self._context.now_s if self._period.since_s is None else self._period.since_s
         waited_s = self._context.now_s - since_s
         return meaning(

@@ -6,7 +6,7 @@ from typing import final
 
 from elasticdl.cluster.base import ExitStatus, ProcessName, Role
 from elasticdl.formatting import amount
-from elasticdl.history.job_event import EventKind, Value, meaning
+from elasticdl.history.job_event import EventStep, Value, meaning
 from elasticdl.master.core.data.leasing import Leasing
 from elasticdl.master.core.evaluation.rounds import Evaluation
 from elasticdl.master.core.events import ProcessEnded, ProcessSilent
@@ -93,7 +93,7 @@ class ProcessEnds:
         if not own:
             self._context.budgets.explained()
         text = f"cause of the silence of {process.name}: {verdict.text}"
-        details = {**meaning(EventKind.EXPLAINED, reason=verdict.text), **_frames(verdict)}
+        details = {**meaning(EventStep.EXPLAINED, reason=verdict.text), **_frames(verdict)}
         self._context.orders.announce(
             "process", text, process=process.name, cause=verdict.cause, details=details
         )
@@ -247,7 +247,7 @@ class ProcessEnds:
 
 
 def _ended(process: Process, verdict: Verdict, now_s: float) -> dict[str, Value]:
-    step = EventKind.LOST if process.life is Life.LOST else EventKind.ENDED
+    step = EventStep.LOST if process.life is Life.LOST else EventStep.ENDED
     details = meaning(step, reason=verdict.text)
     if process.ready_s is not None:
         details["ready_for_s"] = round(now_s - process.ready_s, 3)

@@ -11,7 +11,7 @@ from elasticdl.cluster.base import ProcessName, ProcessObserved, Role
 from elasticdl.dropped import DropCause
 from elasticdl.errors import ExitCode
 from elasticdl.formatting import FIRST_PART, START_PARTS
-from elasticdl.history.job_event import EventKind, Value, meaning
+from elasticdl.history.job_event import EventStep, Value, meaning
 from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
 from elasticdl.master.core.commands import PublishServers, RevokeLeases, StopProcess
 from elasticdl.master.core.evaluation.rounds import Evaluation
@@ -242,7 +242,7 @@ class ProcessLifecycle:
                 self._context.processes.end(
                     process, process.cause or Cause.NODE_LOST, text, self._context.now_s
                 )
-                said, details = f"{process.name}: {text}", meaning(EventKind.ENDED, reason=text)
+                said, details = f"{process.name}: {text}", meaning(EventStep.ENDED, reason=text)
                 cause = str(process.cause or "")
                 self._context.orders.announce(
                     "process",
@@ -300,7 +300,7 @@ def _started(process: Process) -> dict[str, Value]:
     after_s = ready_s - process.started_s
     parts = {f"{part}_s": took_s for part, took_s in process.took_s.items()}
     return meaning(
-        EventKind.READY,
+        EventStep.READY,
         after_s=after_s,
         pending_s=pending_s,
         start_s=start_s,

@@ -9,7 +9,7 @@ from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.errors import ExitCode
 from elasticdl.flag_values import WorkerRange
 from elasticdl.formatting import amount
-from elasticdl.history.job_event import EventKind, meaning
+from elasticdl.history.job_event import EventStep, meaning
 from elasticdl.job_choices import Action
 from elasticdl.master.core.commands import KeepScale, StartProcess, StopProcess
 from elasticdl.master.core.coordination import Coordination
@@ -229,7 +229,7 @@ class Scaling:
         self.order(process, delay_s)
         wait = f" in {delay_s:g} s" if delay_s else ""
         before = self._context.processes.take_unreplaced(name)
-        details = meaning(EventKind.ORDERED, delay_s=delay_s)
+        details = meaning(EventStep.ORDERED, delay_s=delay_s)
         if before is not None:
             details["replaces"] = str(before.name)
         if process.memory_bytes is not None:
@@ -282,7 +282,7 @@ class Scaling:
         process.stop_ordered = True
         for_good = self._context.is_spare(process.name)
         self._context.orders.give(StopProcess(process.name, grace_s, reason, for_good))
-        details = meaning(EventKind.STOPPING, reason=reason, grace_s=grace_s)
+        details = meaning(EventStep.STOPPING, reason=reason, grace_s=grace_s)
         self._context.orders.announce(
             "process",
             f"stopping {process.name}: {reason}",
@@ -293,7 +293,7 @@ class Scaling:
     def _end(self, process: Process, cause: Cause, reason: str) -> None:
         """Record the end of a process that was never created."""
         self._context.processes.end(process, cause, reason, self._context.now_s)
-        details = meaning(EventKind.ENDED, reason=reason)
+        details = meaning(EventStep.ENDED, reason=reason)
         text = f"{process.name} ended: {reason}"
         self._context.orders.announce(
             "process", text, process=process.name, cause=cause, details=details

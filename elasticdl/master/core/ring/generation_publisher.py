@@ -11,7 +11,7 @@ from typing import final
 
 from elasticdl.cluster.base import ProcessName
 from elasticdl.dropped import DropCause
-from elasticdl.history.job_event import EventKind, meaning
+from elasticdl.history.job_event import EventStep, meaning
 from elasticdl.job_status import RingStatus
 from elasticdl.master.core.commands import LookAgain, PublishRing, WithdrawRing, WorkFinished
 from elasticdl.master.core.data.leasing import LEAVE_LIMIT_S, Leasing
@@ -178,7 +178,7 @@ class GenerationPublisher:
             process.enter(
                 Life.STOPPING, event.at_s, "draining", deadline_s=event.at_s + LEAVE_LIMIT_S
             )
-            details = meaning(EventKind.STOPPING, reason="draining")
+            details = meaning(EventStep.STOPPING, reason="draining")
             self._context.orders.announce("process", text, process=event.worker, details=details)
         if (
             self._context.phase in (Phase.ENDING, Phase.ENDED)
@@ -243,7 +243,7 @@ class GenerationPublisher:
             self._context.orders.announce(
                 "ring",
                 text,
-                details=meaning(EventKind.COMPLETE, generation=present.number, seconds=took_s),
+                details=meaning(EventStep.COMPLETE, generation=present.number, seconds=took_s),
             )
             self._work.formed(present.members)
 
@@ -360,7 +360,7 @@ class GenerationPublisher:
             " ".join(map(str, decision.members)),
         )
         details = meaning(
-            EventKind.PUBLISHED, generation=decision.generation, members=members, reason=reason
+            EventStep.PUBLISHED, generation=decision.generation, members=members, reason=reason
         )
         self._context.orders.announce(
             "ring", f"{text}: {problem}" if problem else text, details=details
