@@ -18,7 +18,7 @@ from typing import Any
 
 from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
 from elasticdl.cluster.kubernetes.apiserver import ApiServer
-from elasticdl.cluster.kubernetes.manifests import pod
+from elasticdl.cluster.kubernetes.job_objects import pod
 from elasticdl.cluster.kubernetes.plans import Owner, Placement
 from tests.kubernetes import image, many_pods, target_cluster
 from tests.kubernetes.bench import plan

@@ -18,8 +18,8 @@ from elasticdl.clock import SystemClock
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.cluster.kubernetes import pods
 from elasticdl.cluster.kubernetes.apiserver import ApiRefused, ApiServer
+from elasticdl.cluster.kubernetes.job_objects import TOKEN_KEY
 from elasticdl.cluster.kubernetes.labels import JOB_LABEL, secret_name
-from elasticdl.cluster.kubernetes.manifests import TOKEN_KEY
 from elasticdl.cluster.kubernetes.plans import MASTER_PORT, Json, Owner
 from elasticdl.cluster.kubernetes.reflector import Reflector, Sink
 from elasticdl.jobdir.layout import JobDirectory, write_json

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from elasticdl.cluster.base import Role
-from elasticdl.cluster.kubernetes.manifests import check_pod as check_manifest
+from elasticdl.cluster.kubernetes.job_objects import check_pod as check_manifest
 from elasticdl.cluster.kubernetes.planning import CHECK_MARK, SPEC_VARIABLE, pod_plan
 from elasticdl.cluster.kubernetes.plans import Json, Owner
 from elasticdl.errors import ClusterRefused, ElasticDLError, ExitCode, UserError

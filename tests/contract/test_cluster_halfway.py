@@ -16,8 +16,8 @@ from elasticdl.clock import SystemClock
 from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
 from elasticdl.cluster.kubernetes.apiserver import ApiServer
 from elasticdl.cluster.kubernetes.cluster import ClusterOptions, KubernetesCluster
+from elasticdl.cluster.kubernetes.job_objects import TOKEN_KEY, UID_KEY
 from elasticdl.cluster.kubernetes.labels import PLACE_LABEL, process_secret_name
-from elasticdl.cluster.kubernetes.manifests import TOKEN_KEY, UID_KEY
 from elasticdl.cluster.kubernetes.master_lease import MasterLease
 from elasticdl.cluster.kubernetes.planning import pod_plan
 from elasticdl.cluster.kubernetes.plans import Owner

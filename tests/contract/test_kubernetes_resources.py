@@ -14,8 +14,8 @@ import pytest
 
 from elasticdl.clock import SystemClock
 from elasticdl.cluster.base import CreateRefused, ProcessName
+from elasticdl.cluster.kubernetes.job_objects import TOKEN_KEY, UID_KEY, services, token_secret
 from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL, MASTER, labels
-from elasticdl.cluster.kubernetes.manifests import TOKEN_KEY, UID_KEY, services, token_secret
 from elasticdl.cluster.kubernetes.master_lease import MasterLease
 from elasticdl.cluster.kubernetes.plans import Owner
 from elasticdl.cluster.kubernetes.process_secrets import ProcessSecrets

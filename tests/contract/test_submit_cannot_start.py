@@ -23,8 +23,8 @@ from elasticdl.cli.jobs.watch import wait
 from elasticdl.cli.request import Request, settle
 from elasticdl.cli.views.documents import Format
 from elasticdl.cli.views.live_view import NoView
+from elasticdl.cluster.kubernetes.job_objects import token_secret
 from elasticdl.cluster.kubernetes.labels import MASTER, labels
-from elasticdl.cluster.kubernetes.manifests import token_secret
 from elasticdl.cluster.kubernetes.plans import Owner
 from elasticdl.errors import ExitCode
 from elasticdl.job_choices import Action

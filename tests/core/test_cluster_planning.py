@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
-from elasticdl.cluster.kubernetes.manifests import pod
+from elasticdl.cluster.kubernetes.job_objects import pod
 from elasticdl.cluster.kubernetes.planning import job_object, pod_objects, pod_plan
 from elasticdl.cluster.kubernetes.plans import Owner
 from elasticdl.cluster.kubernetes.submit_command import with_commands

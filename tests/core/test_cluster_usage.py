@@ -9,8 +9,8 @@ import pytest
 
 from elasticdl.cli.jobs.pod_status import status_of_pods
 from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
+from elasticdl.cluster.kubernetes.job_objects import pod
 from elasticdl.cluster.kubernetes.job_state import job_state
-from elasticdl.cluster.kubernetes.manifests import pod
 from elasticdl.cluster.kubernetes.planning import job_object, pod_plan
 from elasticdl.cluster.kubernetes.plans import Owner
 from elasticdl.cluster.kubernetes.usage import ClusterUsage, cluster_usage

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
-from elasticdl.cluster.kubernetes.manifests import pod
+from elasticdl.cluster.kubernetes.job_objects import pod
 from elasticdl.cluster.kubernetes.planning import job_object, job_pod_group, pod_plan
 from elasticdl.cluster.kubernetes.plans import Gang, GangApi, Json, Owner
 from elasticdl.cluster.kubernetes.submitted_job import spec_of

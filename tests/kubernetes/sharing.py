@@ -19,7 +19,7 @@ from elasticdl.cluster.event_bus import ProcessEvent
 from elasticdl.cluster.kubernetes.apiserver import ApiServer
 from elasticdl.cluster.kubernetes.cluster import ClusterOptions, KubernetesCluster
 from elasticdl.cluster.kubernetes.creating import Creator
-from elasticdl.cluster.kubernetes.manifests import services
+from elasticdl.cluster.kubernetes.job_objects import services
 from elasticdl.cluster.kubernetes.planning import job_object, pod_plan
 from elasticdl.cluster.kubernetes.plans import Owner
 from elasticdl.cluster.kubernetes.worker_places import WorkerPlaces

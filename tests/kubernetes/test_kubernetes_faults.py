@@ -14,7 +14,7 @@ import pytest
 
 from elasticdl.cluster.base import CreateRefused, ProcessName, ProcessObserved, ProcessSpec, Role
 from elasticdl.cluster.kubernetes.cluster import ClusterOptions
-from elasticdl.cluster.kubernetes.manifests import pod
+from elasticdl.cluster.kubernetes.job_objects import pod
 from elasticdl.cluster.kubernetes.plans import Identity, Image, Owner, Placement, Resources
 from elasticdl.master.core.processes.causes import Cause, verdict_of
 from tests.kubernetes.bench import SLEEP, KubernetesBench, bench, plan

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from elasticdl.cluster.base import ProcessSpec
+from elasticdl.cluster.kubernetes.job_objects import job
 from elasticdl.cluster.kubernetes.labels import MASTER
-from elasticdl.cluster.kubernetes.manifests import job
 from elasticdl.cluster.kubernetes.plans import Identity, Image, JobPlan, PodPlan
 from tests.kubernetes.target_cluster import TargetCluster
 from tests.waiting import until
@@ -28,7 +28,7 @@ from elasticdl.cluster.base import ProcessExited, ProcessName, ProcessSpec, Role
 from elasticdl.clock import SystemClock
 from elasticdl.cluster.kubernetes.creating import Creator
 from elasticdl.cluster.kubernetes.cluster import KubernetesCluster
-from elasticdl.cluster.kubernetes.manifests import network_policy, services, token_secret
+from elasticdl.cluster.kubernetes.job_objects import network_policy, services, token_secret
 from elasticdl.cluster.kubernetes.plans import MASTER_PORT, Image, Owner, PodPlan
 from elasticdl.cluster.kubernetes.process_secrets import ProcessSecrets
 from elasticdl.cluster.kubernetes.rights import missing

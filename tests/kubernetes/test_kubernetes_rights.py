@@ -19,7 +19,7 @@ from elasticdl.cluster.kubernetes import rights
 from elasticdl.cluster.kubernetes.apiserver import ApiServer
 from elasticdl.cluster.kubernetes.cluster import KubernetesCluster
 from elasticdl.cluster.kubernetes.creating import Creator
-from elasticdl.cluster.kubernetes.manifests import network_policy, services, token_secret
+from elasticdl.cluster.kubernetes.job_objects import network_policy, services, token_secret
 from elasticdl.cluster.kubernetes.plans import GangApi, Owner
 from elasticdl.cluster.kubernetes.process_secrets import ProcessSecrets
 from tests.kubernetes.bench import plan

@@ -27,9 +27,9 @@ from elasticdl.cluster.base import (
 from elasticdl.cluster.event_bus import EventBus, ProcessEvent
 from elasticdl.cluster.kubernetes.apiserver import ApiAway, ApiRefused, ApiServer
 from elasticdl.cluster.kubernetes.creating import Creator
+from elasticdl.cluster.kubernetes.job_objects import pod as pod_manifest
 from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL, pod_name
 from elasticdl.cluster.kubernetes.log_archive import LogArchive
-from elasticdl.cluster.kubernetes.manifests import pod as pod_manifest
 from elasticdl.cluster.kubernetes.plans import Json, Owner, PodPlan
 from elasticdl.cluster.kubernetes.pod_tracker import NODE_LOST, OVERDUE_S, Life, PodTracker
 from elasticdl.cluster.kubernetes.pods import is_process, process_name, uid

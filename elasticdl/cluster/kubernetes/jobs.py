@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 from elasticdl.cluster.kubernetes.apiserver import ApiRefused, ApiServer
+from elasticdl.cluster.kubernetes.job_objects import AUTHORITY_KEY, TOKEN_KEY
 from elasticdl.cluster.kubernetes.job_state import JobState, job_state
 from elasticdl.cluster.kubernetes.labels import (
     ROLE_LABEL,
@@ -18,7 +19,6 @@ from elasticdl.cluster.kubernetes.labels import (
     selector,
     viewer_secret_name,
 )
-from elasticdl.cluster.kubernetes.manifests import AUTHORITY_KEY, TOKEN_KEY
 from elasticdl.cluster.kubernetes.plans import Json
 from elasticdl.cluster.kubernetes.pods import uid
 from elasticdl.cluster.kubernetes.usage import ClusterUsage, cluster_usage

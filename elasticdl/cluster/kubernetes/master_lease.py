@@ -21,8 +21,8 @@ from typing import NoReturn, final
 
 from elasticdl.clock import Clock
 from elasticdl.cluster.kubernetes.apiserver import ApiAway, ApiRefused, ApiServer
+from elasticdl.cluster.kubernetes.job_objects import master_lease
 from elasticdl.cluster.kubernetes.labels import DOMAIN
-from elasticdl.cluster.kubernetes.manifests import master_lease
 from elasticdl.cluster.kubernetes.plans import Json, Owner
 from elasticdl.cluster.kubernetes.pods import has_terminated
 from elasticdl.errors import MasterSuperseded

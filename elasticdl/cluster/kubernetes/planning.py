@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
 from elasticdl.cluster.kubernetes.gang import VOLCANO_SCHEDULER, gang_size
+from elasticdl.cluster.kubernetes.job_objects import job, pod, pod_group
 from elasticdl.cluster.kubernetes.labels import MASTER, PLACE_LABEL
-from elasticdl.cluster.kubernetes.manifests import job, pod, pod_group
 from elasticdl.cluster.kubernetes.plans import (
     Gang,
     GangApi,

@@ -1,4 +1,4 @@
-"""What a job requests from Kubernetes, as plain values; `manifests.py` makes objects of them.
+"""What a job requests from Kubernetes, as plain values; `job_objects.py` makes objects of them.
 
 Quantities, selectors, tolerations and volume sources have Kubernetes's own syntax and travel
 unchanged.

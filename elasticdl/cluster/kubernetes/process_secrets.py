@@ -14,7 +14,7 @@ from typing import TypeAlias, final
 from elasticdl.cluster.base import CreateRefused, ProcessName
 from elasticdl.cluster.kubernetes.api_refusals import refusal
 from elasticdl.cluster.kubernetes.apiserver import ApiAway, ApiRefused, ApiServer
-from elasticdl.cluster.kubernetes.manifests import process_secret
+from elasticdl.cluster.kubernetes.job_objects import process_secret
 from elasticdl.cluster.kubernetes.plans import Json, Owner
 
 TokenOf: TypeAlias = Callable[[ProcessName], str]

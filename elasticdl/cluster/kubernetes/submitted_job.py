@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from elasticdl.cluster.base import Role
+from elasticdl.cluster.kubernetes.job_objects import SECRET_FOLDER
 from elasticdl.cluster.kubernetes.labels import (
     DOMAIN,
     ROLE_LABEL,
     secret_name,
     selector,
 )
-from elasticdl.cluster.kubernetes.manifests import SECRET_FOLDER
 from elasticdl.cluster.kubernetes.plans import Json
 from elasticdl.cluster.kubernetes.pod_spec import CONTAINER
 from elasticdl.cluster.kubernetes.submit_command import with_commands

@@ -18,11 +18,11 @@ from typing import final
 
 from elasticdl.clock import SystemClock
 from elasticdl.cluster.base import Cluster, Role
-from elasticdl.cluster.kubernetes import manifests
+from elasticdl.cluster.kubernetes import job_objects
 from elasticdl.cluster.kubernetes.apiserver import ApiAway, ApiRefused, ApiServer, connect
 from elasticdl.cluster.kubernetes.cluster import ClusterOptions, KubernetesCluster
 from elasticdl.cluster.kubernetes.job_accounting import JobAccounting
-from elasticdl.cluster.kubernetes.manifests import (
+from elasticdl.cluster.kubernetes.job_objects import (
     PAGE_FOLDER,
     SECRET_FOLDER,
     master_address,
@@ -305,7 +305,7 @@ class KubernetesPlatform:
         plan = pod_plan(process_env.spec, Role.WORKER)
 
         def make(attempt: int) -> Json:
-            return manifests.check_pod(owner, plan, spec, attempt)
+            return job_objects.check_pod(owner, plan, spec, attempt)
 
         async with check_pod(self._api, owner, make, standard) as check:
             yield check

@@ -21,8 +21,7 @@ from elasticdl.cluster.kubernetes import rights
 from elasticdl.cluster.kubernetes.api_refusals import refusal
 from elasticdl.cluster.kubernetes.apiserver import ApiAway, ApiRefused, ApiServer
 from elasticdl.cluster.kubernetes.creating import Creator
-from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL, collection, master_selector
-from elasticdl.cluster.kubernetes.manifests import (
+from elasticdl.cluster.kubernetes.job_objects import (
     AUTHORITY_KEY,
     AUTHORITY_PRIVATE_KEY,
     TOKEN_KEY,
@@ -32,6 +31,7 @@ from elasticdl.cluster.kubernetes.manifests import (
     token_secret,
     viewer_secret,
 )
+from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL, collection, master_selector
 from elasticdl.cluster.kubernetes.master_lease import MasterLease
 from elasticdl.cluster.kubernetes.plans import Json, Owner
 from elasticdl.cluster.kubernetes.pods import has_ended, is_process, is_running, process_name, uid

@@ -1,7 +1,10 @@
 """The Kubernetes objects of a job, as plain dictionaries. Pure: no communication with a cluster.
 
-Only the Job is submitted. Its uid owns everything else, so that a replaced master finds its
-processes, and nothing outlives the job.
+Only the Job is submitted (`submitting.py`). Its uid owns everything else, so that a replaced
+master finds its processes, and nothing outlives the job. The master creates pods in `cluster.py`,
+Secrets of processes in `process_secrets.py`, its Lease in `master_lease.py`, and what the job needs
+once in `master/platform/kubernetes_resources.py`. The rights for that are in `rights.py` and
+`docker/rbac.yaml`.
 """
 
 from __future__ import annotations

@@ -13,14 +13,7 @@ import pytest
 import yaml
 
 from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
-from elasticdl.cluster.kubernetes.labels import (
-    JOB_UID_LABEL,
-    MASTER,
-    labels,
-    parse_labels,
-    pod_name,
-)
-from elasticdl.cluster.kubernetes.manifests import (
+from elasticdl.cluster.kubernetes.job_objects import (
     check_pod,
     job,
     network_policy,
@@ -30,6 +23,13 @@ from elasticdl.cluster.kubernetes.manifests import (
     services,
     token_secret,
     viewer_secret,
+)
+from elasticdl.cluster.kubernetes.labels import (
+    JOB_UID_LABEL,
+    MASTER,
+    labels,
+    parse_labels,
+    pod_name,
 )
 from elasticdl.cluster.kubernetes.plans import (
     Gang,
