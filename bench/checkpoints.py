@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from elasticdl.checkpoint import store
+from elasticdl.checkpoint import directories
 from elasticdl.checkpoint.manifest import Manifest, PartFile
 from elasticdl.cluster.local.kept_memory import KeptMemories, path_of
 from elasticdl.embedding.spec import (
@@ -126,9 +126,9 @@ class Training:
 
     def write(self, *, full: bool = False, pause_s: float = 0.0) -> Manifest:
         """Write the last cut as a checkpoint, and make it the base of the next one."""
-        making = store.begin(self.checkpoints)
+        making = directories.begin(self.checkpoints)
         base = None if full else self.base
-        links = store.link_base(making, base[1], base[2]) if base else ()
+        links = directories.link_base(making, base[1], base[2]) if base else ()
         asked = base[0] if base and links else None
         place = ServerPart(0, 1, "bench")
         part = save(self.server, place, self.snapshot, making, asked, pause_s)
@@ -141,14 +141,14 @@ class Training:
             files=(file,),
             links=links if part.delta else (),
         )
-        directory = store.complete(making, manifest)
+        directory = directories.complete(making, manifest)
         self.server.set_base(self.snapshot)
         with_copies = self.server.statistics()["memory_bytes"]
         self.server.drop(self.snapshot)
         alone = self.server.statistics()["memory_bytes"]
         self.copies = with_copies / alone - 1.0
         self.base = (self.snapshot, directory, manifest)
-        store.prune(self.checkpoints, 1, manifest.version)
+        directories.prune(self.checkpoints, 1, manifest.version)
         return manifest
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ manifest names has the right size and checksum; `newest.json` names the newest v
 listing, which a store may show late. A store has no hard links: the files of a delta's links are
 those of the versions that wrote them.
 
-`stored.py` makes checkpoints of this layout that are no copies.
+`object_store.py` makes checkpoints of this layout that are no copies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from elasticdl.checkpoint import store
+from elasticdl.checkpoint import directories
 from elasticdl.checkpoint.layout import MANIFEST, VERSION_PREFIX, directory_name
 from elasticdl.checkpoint.manifest import (
     Manifest,
@@ -159,7 +159,7 @@ def peek(address: str) -> Manifest:
     """The manifest of the newest copy that an address names, as `fetch`, without its files."""
     place, found = named(address)
     folders_found = (below(place, directory_name(version)) for version in found)
-    whole, _ = store.first_intact(folders_found, manifest_if_there)
+    whole, _ = directories.first_intact(folders_found, manifest_if_there)
     if whole is None:
         raise none_in(address)
     return whole
@@ -194,7 +194,7 @@ def _fetch_first(
             _fetch(address, whole, checkpoints)
         return whole
 
-    return store.first_intact(found, fetched)
+    return directories.first_intact(found, fetched)
 
 
 def refuse_foreign(address: str) -> None:
@@ -214,14 +214,14 @@ def refuse_foreign(address: str) -> None:
 
 def _fetch(address: str, whole: Manifest, checkpoints: Path) -> None:
     """Raises Corrupted if the copy is not whole."""
-    making = store.begin(checkpoints)
+    making = directories.begin(checkpoints)
     try:
         for link in whole.chain:
             for part in link.files:
                 fetch_part(address, link.version, part, making)
-        store.complete(making, whole)
+        directories.complete(making, whole)
     except BaseException:
-        store.abandon(making)
+        directories.abandon(making)
         raise
 
 
@@ -234,7 +234,7 @@ def fetch_part(address: str, version: int, part: PartFile, folder: Path) -> None
         store_of(address).download(_place(address, version, part.name), folder / part.name)
     except Absent as error:
         raise Corrupted(error.message) from error
-    store.verify_part(folder, part)
+    directories.verify_part(folder, part)
 
 
 def verify(address: str, whole: Manifest) -> None:

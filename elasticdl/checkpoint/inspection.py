@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticdl.checkpoint import copies, store
+from elasticdl.checkpoint import copies, directories
 from elasticdl.checkpoint.layout import directory_name, incomplete_checkpoint
 from elasticdl.checkpoint.manifest import Manifest
 from elasticdl.checkpoint.strategy import strategy_of
@@ -50,7 +50,7 @@ class Verification:
 
 def summaries(location: Path) -> list[CheckpointSummary]:
     """Summarize the checkpoints in a directory, newest first. Does not read their parts."""
-    found = [_summary(directory) for directory in store.complete_ones(location)]
+    found = [_summary(directory) for directory in directories.complete_ones(location)]
     if incomplete := incomplete_checkpoint(location):
         found.append(CheckpointSummary(str(incomplete), problem="it has no manifest"))
     return found
@@ -61,12 +61,12 @@ def verify_all(location: Path, version: int | None = None) -> list[Verification]
 
     Raises UserError if there is none, Corrupted if only one without a manifest is left.
     """
-    directories = store.complete_ones(location)
-    if not directories and (incomplete := incomplete_checkpoint(location)):
+    complete = directories.complete_ones(location)
+    if not complete and (incomplete := incomplete_checkpoint(location)):
         raise Corrupted(f"no usable checkpoint in {location}: {incomplete} has no manifest")
     found = [
         verification
-        for directory in directories
+        for directory in complete
         if version is None or version == _version_of(directory)
         for verification in [_verified(directory)]
     ]
@@ -137,7 +137,7 @@ def _none_in(location: Path | str, version: int | None) -> UserError:
 
 def _summary(directory: Path) -> CheckpointSummary:
     try:
-        manifest = store.read_manifest(directory)
+        manifest = directories.read_manifest(directory)
     except Corrupted as error:
         return CheckpointSummary(str(directory), _version_of(directory), problem=error.message)
     return _summary_of(str(directory), manifest)
@@ -166,23 +166,23 @@ def _trained(manifest: Manifest) -> int | None:
 
 def _version_of(directory: Path) -> int | None:
     """The version in the name; that of the manifest if the directory has another name."""
-    if (version := store.version_in_name(directory)) is not None:
+    if (version := directories.version_in_name(directory)) is not None:
         return version
     with suppress(Corrupted):
-        return store.read_manifest(directory).version
+        return directories.read_manifest(directory).version
     return None
 
 
 def _verified(directory: Path) -> Verification:
     version = _version_of(directory)
     try:
-        manifest = store.read_manifest(directory)
+        manifest = directories.read_manifest(directory)
     except Corrupted as error:
         return Verification(str(directory), version, 0, 0, (error.message,))
     problems = []
     for part in manifest.all_files:
         try:
-            store.verify_part(directory, part)
+            directories.verify_part(directory, part)
         except Corrupted as error:
             problems.append(error.message)
     return Verification(

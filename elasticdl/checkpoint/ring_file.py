@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from elasticdl.checkpoint import store
+from elasticdl.checkpoint import directories
 from elasticdl.checkpoint.manifest import PartFile, checksum_of
 from elasticdl.errors import Corrupted, UserError
 from elasticdl.native import _native
@@ -86,7 +86,7 @@ def read(directory: Path) -> tuple[int, dict[str, NDArray[np.generic]]]:
     Raises Corrupted, and UserError for a checkpoint of servers.
     """
     part = _part(directory)
-    store.verify_part(directory, part)
+    directories.verify_part(directory, part)
     with (directory / part.name).open("rb") as file:
         header, sizes = _header(file, part)
         return header.version, {
@@ -107,7 +107,7 @@ def shapes(directory: Path) -> dict[str, ArrayShape]:
 
 
 def _part(directory: Path) -> PartFile:
-    manifest = store.read_manifest(directory)
+    manifest = directories.read_manifest(directory)
     part = next((file for file in manifest.files if _NAMES.fullmatch(file.name)), None)
     if part is None:
         raise UserError(

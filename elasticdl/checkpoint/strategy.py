@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from elasticdl.checkpoint import store
+from elasticdl.checkpoint import directories
 from elasticdl.checkpoint.manifest import Manifest
 from elasticdl.errors import ElasticDLError
 from elasticdl.flag import is_address
@@ -25,7 +25,7 @@ def as_trained(spec: JobSpec) -> JobSpec:
     place = spec.checkpoint.checkpoint_dir_for_init
     if spec.action is Action.TRAIN or not place:
         return spec
-    manifest = _peek_copy(place) if is_address(place) else store.peek(Path(place))
+    manifest = _peek_copy(place) if is_address(place) else directories.peek(Path(place))
     return spec.with_strategy(strategy_of(manifest)) if manifest is not None else spec
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from elasticdl.checkpoint import ring_file, store
+from elasticdl.checkpoint import directories, ring_file
 from elasticdl.checkpoint.ring_file import ArrayShape
 from elasticdl.embedding.fits import check_fits
 from elasticdl.errors import UserError
@@ -23,7 +23,7 @@ def check_checkpoint(
     A checkpoint of the other strategy is not compared. A ring that `trains` restores the optimizer,
     too. Raises UserError for the first variable that differs, Corrupted.
     """
-    manifest = store.read_manifest(directory)
+    manifest = directories.read_manifest(directory)
     if manifest.parameters is not None and ring is None:
         check_fits(manifest.parameters, ps_model.parameters, str(directory))
     if manifest.parameters is None and ring is not None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
-from elasticdl.checkpoint import copies, store
+from elasticdl.checkpoint import copies, directories
 from elasticdl.cluster.local.gpus import VISIBLE, member_gpus
 from elasticdl.data import open_custom_reader, open_reader
 from elasticdl.data.base import Block, Reader
@@ -161,7 +161,7 @@ class JobPreflight:
             return
         trains = self.spec.action is Action.TRAIN
         # A damaged checkpoint is passed over when the job starts, which takes the one before it.
-        for directory in store.complete_ones(location):
+        for directory in directories.complete_ones(location):
             with suppress(Corrupted):
                 check_checkpoint(directory, dry_run.ps_model, dry_run.ring, trains=trains)
                 break

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol, final
 
-from elasticdl.checkpoint import copies, store
+from elasticdl.checkpoint import copies, directories
 from elasticdl.checkpoint.layout import MANIFEST
 from elasticdl.checkpoint.manifest import Manifest, PartFile
 from elasticdl.checkpoint.part import Part, read_header
@@ -52,7 +52,7 @@ class DirectoryFiles:
         return str(self._directory)
 
     def manifest(self) -> Manifest:
-        return store.read_manifest(self._directory)
+        return directories.read_manifest(self._directory)
 
     def manifest_if_there(self) -> Manifest | None:
         try:
@@ -67,7 +67,7 @@ class DirectoryFiles:
 
     @contextmanager
     def verified(self, file: PartFile) -> Iterator[Path]:
-        store.verify_part(self._directory, file)
+        directories.verify_part(self._directory, file)
         yield self._directory / file.name
 
 

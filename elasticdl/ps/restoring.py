@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeAlias, final
 
-from elasticdl.checkpoint import store, stored
+from elasticdl.checkpoint import directories, object_store
 from elasticdl.checkpoint.layout import MANIFEST
 from elasticdl.checkpoint.manifest import Link, Manifest, PartFile, name_when_written
 from elasticdl.checkpoint.part import Part
@@ -152,7 +152,7 @@ def restore(server: _native.Server, place: ServerPart, where: Path | str) -> int
     `Restoration.finish`.
     """
     if not (is_address(str(where)) or (Path(where) / MANIFEST).exists()):
-        where = store.require(Path(where)).where
+        where = directories.require(Path(where)).where
     version = Restoration(server, place).finish(where)
     _log.info("restored version %d from %s: %d rows", version, where, server.statistics()["rows"])
     return version
@@ -178,7 +178,11 @@ def restore_newest_intact(server: _native.Server, place: ServerPart, where: Path
 def _candidates(where: Path | str) -> Iterator[Path | str]:
     """A checkpoint, and those before it beside it."""
     yield where
-    yield from stored.before(text) if is_address(text := str(where)) else store.before(Path(text))
+    yield from (
+        object_store.before(text)
+        if is_address(text := str(where))
+        else directories.before(Path(text))
+    )
 
 
 def _needed(where: str, chain: list[list[_Written]]) -> list[_Written]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from elasticdl.checkpoint import stored
+from elasticdl.checkpoint import object_store
 from elasticdl.checkpoint.layout import part_name
 from elasticdl.checkpoint.manifest import checksum_of
 from elasticdl.checkpoint.part import Part, PartHeader
@@ -78,7 +78,7 @@ def save_at(
     with temporary(place.scratch) as folder:
         saved = save(server, place, snapshot, folder, base, pause_s)
         begin_s = time.monotonic()
-        name = stored.upload_part(folder / saved.name, where, is_wanted)
+        name = object_store.upload_part(folder / saved.name, where, is_wanted)
         uploaded_s = time.monotonic() - begin_s
     # The network takes that time, and training goes on, also if somebody waits.
     return replace(saved, name=name, paused_s=saved.paused_s + uploaded_s)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.checkpoint import copies, store
+from elasticdl.checkpoint import copies, directories
 from elasticdl.checkpoint.manifest import Manifest, PartFile
 from elasticdl.checkpoint.strategy import as_trained
 from elasticdl.errors import Corrupted, UserError
@@ -22,21 +22,21 @@ ADDRESS = "s3://bucket/job/checkpoints"
 
 
 def checkpoint(checkpoints: Path, version: int) -> tuple[Path, Manifest]:
-    making = store.begin(checkpoints)
+    making = directories.begin(checkpoints)
     (making / "part.bin").write_bytes(bytes([version]) * 5000)
-    part = PartFile(name="part.bin", bytes=5000, checksum=store.checksum(making / "part.bin"))
+    part = PartFile(name="part.bin", bytes=5000, checksum=directories.checksum(making / "part.bin"))
     manifest = Manifest(version=version, servers=1, parameters=None, files=(part,), ledger="{}")
-    return store.complete(making, manifest), manifest
+    return directories.complete(making, manifest), manifest
 
 
 def delta(checkpoints: Path, version: int, base: Path, of: Manifest) -> tuple[Path, Manifest]:
     """A checkpoint that needs the files of another one."""
-    making = store.begin(checkpoints)
-    links = store.link_base(making, base, of)
+    making = directories.begin(checkpoints)
+    links = directories.link_base(making, base, of)
     (making / "part.bin").write_bytes(bytes([version]) * 50)
-    part = PartFile(name="part.bin", bytes=50, checksum=store.checksum(making / "part.bin"))
+    part = PartFile(name="part.bin", bytes=50, checksum=directories.checksum(making / "part.bin"))
     manifest = of.model_copy(update={"version": version, "files": (part,), "links": links})
-    return store.complete(making, manifest), manifest
+    return directories.complete(making, manifest), manifest
 
 
 def copied(tmp_path: Path, *versions: int) -> None:
@@ -54,7 +54,7 @@ def fetched(tmp_path: Path, than: int = -1) -> tuple[list[str], tuple[str, ...]]
 def test_the_newest_copy_comes_back_bit_for_bit(tmp_path: Path) -> None:
     copied(tmp_path, 9, 10)
     assert fetched(tmp_path) == (["version-10"], ())
-    assert store.verify(tmp_path / "here/version-10").version == 10
+    assert directories.verify(tmp_path / "here/version-10").version == 10
 
 
 def test_a_copy_that_is_not_newer_is_left_alone(tmp_path: Path) -> None:
@@ -180,14 +180,14 @@ def test_a_delta_is_copied_without_the_files_that_are_there_already(
     keys = server.keys("job/checkpoints/version-3/")
     assert sorted(key.rpartition("/")[2] for key in keys) == ["manifest.json", "part.bin"]
     assert fetched(tmp_path) == (["version-3"], ())
-    assert len(store.verify(tmp_path / "here/version-3").links) == 2
+    assert len(directories.verify(tmp_path / "here/version-3").links) == 2
 
 
 def test_a_delta_brings_the_files_whose_own_copy_failed(tmp_path: Path) -> None:
     _, _, newest = chain(tmp_path / "there")
     copies.upload(*newest, ADDRESS)
     assert fetched(tmp_path) == (["version-3"], ())
-    assert store.verify(tmp_path / "here/version-3").version == 3
+    assert directories.verify(tmp_path / "here/version-3").version == 3
 
 
 def test_copies_that_a_kept_delta_needs_are_kept(server: ObjectStore, tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_job_begins_with_the_newest_copy_or_with_the_named_one(
     copies.upload(*delta(tmp_path / "there", 10, first, manifest), ADDRESS)
     assert copies.peek(named).version == 10
     assert copies.fetch(named, tmp_path / "here") == ()
-    assert store.require(tmp_path / "here").manifest.version == 10
+    assert directories.require(tmp_path / "here").manifest.version == 10
 
 
 def test_a_job_does_not_begin_with_a_copy_that_is_not_there(
@@ -233,7 +233,7 @@ def test_a_job_does_not_begin_with_a_copy_that_is_not_there(
     copied(tmp_path, 8)
     (why,) = copies.fetch(ADDRESS, tmp_path / "here")
     assert "version-9" in why or "part.bin" in why
-    assert store.require(tmp_path / "here").manifest.version == 8
+    assert directories.require(tmp_path / "here").manifest.version == 8
 
 
 def test_a_checkpoint_in_a_store_says_how_it_is_evaluated_and_is_fetched_for_it(
@@ -248,4 +248,4 @@ def test_a_checkpoint_in_a_store_says_how_it_is_evaluated_and_is_fetched_for_it(
     assert trained.training.distribution_strategy is Strategy.PARAMETER_SERVER
     start = CheckpointArchive(trained, tmp_path / "job/checkpoints").beginning()
     assert start.restore_from == str(tmp_path / "job/initial-checkpoint/version-9")
-    assert store.verify(Path(start.restore_from)).version == 9
+    assert directories.verify(Path(start.restore_from)).version == 9

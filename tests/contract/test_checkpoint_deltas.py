@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticdl.checkpoint import inspection, store
+from elasticdl.checkpoint import directories, inspection
 from elasticdl.checkpoint.layout import MANIFEST, part_name
 from elasticdl.checkpoint.manifest import MOST_DELTAS, Manifest, PartFile
 from elasticdl.checkpoint.part import read_header
@@ -96,16 +96,16 @@ class Training:
         self, snapshot: int, checkpoints: Path, *, delta: bool = True, forgetful: int = -1
     ) -> tuple[Path, Manifest]:
         """What the archive does; `forgetful` is a server that knows of no changes."""
-        making = store.begin(checkpoints)
+        making = directories.begin(checkpoints)
         base = self.base if delta else None
-        links = store.link_base(making, base[1], base[2]) if base else ()
+        links = directories.link_base(making, base[1], base[2]) if base else ()
         asked = base[0] if base and links else None
         parts = [
             save(server, place(self.stage, k), snapshot, making, None if k == forgetful else asked)
             for k, server in enumerate(self.stage.servers)
         ]
         if not any(part.delta for part in parts):
-            store.unlink(making, links)
+            directories.unlink(making, links)
             links = ()
         manifest = Manifest(
             version=max(part.version for part in parts),
@@ -117,7 +117,7 @@ class Training:
             links=links,
             rows=sum(part.rows for part in parts),
         )
-        return store.complete(making, manifest), manifest
+        return directories.complete(making, manifest), manifest
 
     def checkpoint(self, *, forgetful: int = -1, fails: bool = False) -> Path:
         """Take one as the master does. One that `fails` is written and never complete."""
@@ -306,9 +306,9 @@ def test_a_checkpoint_is_whole_though_those_before_it_are_removed(
     for _ in range(4):
         training.push(10)
         training.checkpoint()
-    store.prune(training.checkpoints, 1, training.sequence)
-    (left,) = store.complete_ones(training.checkpoints)
-    assert len(store.verify(left).links) == 3
+    directories.prune(training.checkpoints, 1, training.sequence)
+    (left,) = directories.complete_ones(training.checkpoints)
+    assert len(directories.verify(left).links) == 3
     moved = shutil.move(left, tmp_path / "elsewhere")
     same(training.stage, restored(open_stage(3), Path(moved)), tmp_path)
 
@@ -345,12 +345,12 @@ def test_a_chain_ends_after_many_deltas_and_after_many_bytes(training: Training)
     lengths = []
     for _ in range(MOST_DELTAS + 2):
         training.push(4)
-        lengths.append(len(store.verify(training.checkpoint()).links))
+        lengths.append(len(directories.verify(training.checkpoint()).links))
     assert lengths == [*range(MOST_DELTAS + 1), 0]
     for _ in range(3):
         for _ in range(30):
             training.push(200)
-        lengths.append(len(store.verify(training.checkpoint()).links))
+        lengths.append(len(directories.verify(training.checkpoint()).links))
     # A delta of nearly all rows is allowed once; then the base has cost as much again.
     assert lengths[-3:] in ([1, 0, 1], [1, 2, 0])
 
@@ -373,14 +373,14 @@ def test_a_torn_link_is_named_and_the_newest_whole_checkpoint_is_used(
     if damage == "flip":
         path.write_bytes(data[:-1] + bytes([data[-1] ^ 4]))
     with pytest.raises(Corrupted, match=path.name):
-        store.verify(new)
-    (damaged,) = inspection.verify_all(training.checkpoints, store.version_in_name(new))
+        directories.verify(new)
+    (damaged,) = inspection.verify_all(training.checkpoints, directories.version_in_name(new))
     assert len(damaged.problems) == 1 and str(path) in damaged.problems[0]
-    found = store.newest(training.checkpoints)
+    found = directories.newest(training.checkpoints)
     assert found is not None and found.where != str(new) and str(path) in found.rejected[0]
     stage = open_stage(2)
     assert restore_newest_intact(stage.servers[1], place(stage, 1), new) < training.sequence
-    assert old in store.complete_ones(training.checkpoints)
+    assert old in directories.complete_ones(training.checkpoints)
 
 
 def test_a_delta_whose_writing_is_killed_leaves_its_base_as_it_was(training: Training) -> None:
@@ -390,16 +390,16 @@ def test_a_delta_whose_writing_is_killed_leaves_its_base_as_it_was(training: Tra
     before = {path.name: path.read_bytes() for path in first.iterdir()}
     training.push()
     snapshot = training.cut()
-    making = store.begin(training.checkpoints)
+    making = directories.begin(training.checkpoints)
     assert training.base is not None
-    assert store.link_base(making, first, training.base[2])
+    assert directories.link_base(making, first, training.base[2])
     save(training.stage.servers[0], place(training.stage, 0), snapshot, making, training.base[0])
     # Here the master is killed: the next one finds no manifest.
-    assert store.complete_ones(training.checkpoints) == [first]
+    assert directories.complete_ones(training.checkpoints) == [first]
     for server in training.stage.servers:
         server.drop(snapshot)
     second = training.checkpoint()
-    assert len(store.verify(second).links) == 1 and not making.exists()
+    assert len(directories.verify(second).links) == 1 and not making.exists()
     assert {path.name: path.read_bytes() for path in first.iterdir()} == before
 
 
@@ -410,7 +410,7 @@ def test_a_delta_without_its_base_is_refused(
     training.checkpoint()
     training.push()
     directory = training.checkpoint()
-    manifest = store.read_manifest(directory)
+    manifest = directories.read_manifest(directory)
     text = manifest.model_copy(update={"links": ()}).model_dump_json()
     (directory / MANIFEST).write_text(text)
     stage = open_stage(1)
@@ -429,7 +429,7 @@ def test_a_file_system_without_hard_links_gets_full_checkpoints(
     training.push()
     monkeypatch.setattr("os.link", refused)
     directory = training.checkpoint()
-    assert store.verify(directory).links == ()
+    assert directories.verify(directory).links == ()
     assert sorted(path.name for path in directory.iterdir()) == [
         MANIFEST,
         part_name(0, 2),

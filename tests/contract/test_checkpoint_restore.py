@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elasticdl.checkpoint import store
+from elasticdl.checkpoint import directories
 from elasticdl.checkpoint.layout import part_name
 from elasticdl.checkpoint.manifest import Manifest, PartFile
 from elasticdl.checkpoint.part import read_header
@@ -58,7 +58,7 @@ def place(stage: Stage, server: int, token: str = TOKEN) -> ServerPart:
 def checkpoint(stage: Stage, checkpoints: Path, snapshot: int = 1) -> Path:
     """What the master does."""
     facts = stage.cut(snapshot)
-    making = store.begin(checkpoints)
+    making = directories.begin(checkpoints)
     parts = [
         save(server, place(stage, k), snapshot, making) for k, server in enumerate(stage.servers)
     ]
@@ -74,7 +74,7 @@ def checkpoint(stage: Stage, checkpoints: Path, snapshot: int = 1) -> Path:
         rows=sum(part.rows for part in parts),
         ledger='{"epoch": 3}',
     )
-    return store.complete(making, manifest)
+    return directories.complete(making, manifest)
 
 
 def train(stage: Stage, spec: ParametersSpec, steps: int = 5, first: int = 1) -> None:
@@ -109,7 +109,7 @@ def contents(stage: Stage, tmp_path: Path) -> tuple[list[np.ndarray], list[dict[
     """
     directory = checkpoint(stage, tmp_path / f"contents-{len(list(tmp_path.iterdir()))}")
     parts = [(directory / part_name(k, len(stage.servers)), k) for k in range(len(stage.servers))]
-    spec = present(store.read_manifest(directory).parameters)
+    spec = present(directories.read_manifest(directory).parameters)
     dense: dict[int, list[np.ndarray]] = {}
     tables: list[dict[int, bytes]] = [{} for _ in spec.tables]
     for path, k in parts:
@@ -198,7 +198,7 @@ def test_a_checkpoint_holds_the_cut_though_training_goes_on_while_it_is_written(
     train(stage, rich_spec(), 3)
     expected = contents(stage, tmp_path)
     stage.cut(5)
-    making = store.begin(tmp_path / "made")
+    making = directories.begin(tmp_path / "made")
     training = threading.Thread(target=train, args=(stage, rich_spec(), 5, 4))
     training.start()
     parts = [save(server, place(stage, k), 5, making) for k, server in enumerate(stage.servers)]
@@ -207,7 +207,7 @@ def test_a_checkpoint_holds_the_cut_though_training_goes_on_while_it_is_written(
         PartFile(name=part.name, bytes=part.bytes, checksum=part.checksum) for part in parts
     )
     spec = ParametersSpec.model_validate_json(parts[0].parameters)
-    directory = store.complete(
+    directory = directories.complete(
         making, Manifest(version=parts[0].version, servers=2, parameters=spec, files=files)
     )
     restored = open_stage(2)
@@ -338,13 +338,13 @@ def test_each_file_is_verified_once(
     train(two, spec)
     directory = checkpoint(two, tmp_path)
     verified: list[str] = []
-    verify = store.verify_part
+    verify = directories.verify_part
 
     def noted(directory: Path, file: PartFile) -> None:
         verified.append(file.name)
         verify(directory, file)
 
-    monkeypatch.setattr(store, "verify_part", noted)
+    monkeypatch.setattr(directories, "verify_part", noted)
     one = open_stage(1)
     restore(one.servers[0], place(one, 0), directory)
     assert sorted(verified) == [part_name(0, 2), part_name(1, 2)]
@@ -373,14 +373,14 @@ def test_damage_is_found_named_and_the_checkpoint_before_is_used(
             victim.unlink()
         case _:
             victim.write_bytes((old / part_name(1, 2)).read_bytes())
-    found = store.newest(tmp_path / "made")
+    found = directories.newest(tmp_path / "made")
     assert found is not None and found.where == str(old) and found.manifest.ledger == '{"epoch": 3}'
     assert len(found.rejected) == 1 and str(victim) in found.rejected[0]
     restored = open_stage(1)
     assert restore(restored.servers[0], place(restored, 0), tmp_path / "made") == 2
     (old / "manifest.json").write_text("{")
     with pytest.raises(Corrupted) as error:
-        store.newest(tmp_path / "made")
+        directories.newest(tmp_path / "made")
     assert str(victim) in str(error.value) and str(old) in str(error.value)
 
 
@@ -416,7 +416,7 @@ def test_parts_of_two_checkpoints_are_not_taken_for_one(
     directory = checkpoint(stage, tmp_path)
     first = directory / part_name(0, 2)
     (directory / part_name(1, 2)).write_bytes(first.read_bytes())
-    manifest = store.read_manifest(directory)
+    manifest = directories.read_manifest(directory)
     twice = tuple(
         file.model_copy(
             update={"bytes": manifest.files[0].bytes, "checksum": manifest.files[0].checksum}
@@ -477,14 +477,14 @@ def test_a_disk_that_takes_no_more_is_said_and_leaves_nothing(
     train(stage, rich_spec(), 2)
     checkpoint(stage, tmp_path / "made", 1)
     stage.cut(2)
-    making = store.begin(tmp_path / "made")
+    making = directories.begin(tmp_path / "made")
     (making / "server-0-of-1.making").symlink_to("/dev/full")
     with pytest.raises(TransientError, match=r"cannot write .*: .*No space left"):
         save(stage.servers[0], place(stage, 0), 2, making)
     assert list(making.iterdir()) == []
     with pytest.raises(TransientError, match="No such file"):
         save(stage.servers[0], place(stage, 0), 2, tmp_path / "nowhere")
-    found = store.newest(tmp_path / "made")
+    found = directories.newest(tmp_path / "made")
     assert found is not None and found.manifest.version == 2
     train(stage, rich_spec(), 1, first=3)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from elasticdl.checkpoint import ring_file, store, stored
+from elasticdl.checkpoint import directories, object_store, ring_file
 from elasticdl.checkpoint.manifest import Manifest, PartFile
 from elasticdl.errors import Corrupted, UserError
 from elasticdl.worker.ring.barriers import _written
@@ -26,9 +26,9 @@ ARRAYS: dict[str, NDArray[Any]] = {
 
 
 def checkpoint(root: Path, version: int = 12) -> Path:
-    making = store.begin(root)
+    making = directories.begin(root)
     part = ring_file.write(making, version, ARRAYS)
-    return store.complete(
+    return directories.complete(
         making, Manifest(version=version, servers=0, parameters=None, files=(part,), ledger="{}")
     )
 
@@ -41,7 +41,7 @@ def test_every_array_comes_back_bit_for_bit_with_its_version(tmp_path: Path) -> 
         assert arrays[name].dtype == array.dtype
         assert arrays[name].shape == array.shape
         assert arrays[name].tobytes() == array.tobytes()
-    found = store.newest(tmp_path)
+    found = directories.newest(tmp_path)
     assert found is not None
     assert found.manifest.parameters is None
 
@@ -51,21 +51,21 @@ def test_it_comes_back_from_a_store_if_members_share_no_directory(tmp_path: Path
     address = "s3://bucket/ring"
     for values in ({"old": np.zeros(1)}, ARRAYS):
         # The same version again: the first one counts until the second has its manifest.
-        one, uploaded_s = _written(stored.folder_of(address, 12), 12, values)
+        one, uploaded_s = _written(object_store.folder_of(address, 12), 12, values)
         assert uploaded_s > 0
         part = PartFile(name=one.name, bytes=one.bytes, checksum=one.checksum)
         whole = Manifest(version=12, servers=0, parameters=None, files=(part,), ledger="{}")
-        where = stored.complete(address, whole)
-    found = stored.newest(address)
+        where = object_store.complete(address, whole)
+    found = object_store.newest(address)
     assert found is not None and found.where == where
-    with stored.directory_with(where) as directory:
+    with object_store.directory_with(where) as directory:
         version, arrays = ring_file.read(directory)
         assert ring_file.shapes(directory).keys() == ARRAYS.keys()
     assert version == 12 and not directory.exists()
     assert {name: array.tobytes() for name, array in arrays.items()} == {
         name: array.tobytes() for name, array in ARRAYS.items()
     }
-    with stored.directory_with(str(tmp_path)) as directory:
+    with object_store.directory_with(str(tmp_path)) as directory:
         assert directory == tmp_path
 
 
@@ -79,7 +79,9 @@ def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_servers_is_refused_by_name(tmp_path: Path) -> None:
-    making = store.begin(tmp_path)
-    directory = store.complete(making, Manifest(version=1, servers=0, parameters=None, files=()))
+    making = directories.begin(tmp_path)
+    directory = directories.complete(
+        making, Manifest(version=1, servers=0, parameters=None, files=())
+    )
     with pytest.raises(UserError, match="written by parameter servers"):
         ring_file.read(directory)

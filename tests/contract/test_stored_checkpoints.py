@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from elasticdl.checkpoint import copies, inspection, stored
+from elasticdl.checkpoint import copies, inspection, object_store
 from elasticdl.checkpoint.manifest import Manifest
 from elasticdl.cli.main import run
 from elasticdl.errors import (
@@ -167,7 +167,7 @@ def test_a_checkpoint_counts_though_the_object_that_names_the_newest_cannot_be_w
         server.faults.read_only = ""
     assert not server.keys(f"{KEYS}{copies.NEWEST}")
     assert there == f"{ADDRESS}/version-5" and [link.version for link in newest.links] == [5]
-    found = stored.newest(ADDRESS)
+    found = object_store.newest(ADDRESS)
     assert found is not None and found.manifest == newest
 
 
@@ -176,13 +176,13 @@ def test_a_version_that_is_written_again_replaces_nothing_before_its_manifest(
 ) -> None:
     before = job.take("first").directory
     with monkeypatch.context() as patch:
-        patch.setattr("elasticdl.checkpoint.stored.complete", _away)
+        patch.setattr("elasticdl.checkpoint.object_store.complete", _away)
         with pytest.raises(TransientError, match="away"):
             job.take("second")
-    found = stored.newest(ADDRESS)
+    found = object_store.newest(ADDRESS)
     assert found is not None and found.manifest.ledger == "first"
     assert job.take("third").directory == before
-    found = stored.newest(ADDRESS)
+    found = object_store.newest(ADDRESS)
     assert found is not None and found.manifest.ledger == "third"
     back = open_stage(1)
     assert restore(back.servers[0], place(back, 0), before) == 5
@@ -202,7 +202,7 @@ def test_a_store_that_is_away_for_a_moment_costs_a_while_and_a_refusal_only_that
     with pytest.raises(UserError, match="the bucket does not exist"):
         job.take()
     server.buckets["bucket"] = bucket
-    found = stored.newest(ADDRESS)
+    found = object_store.newest(ADDRESS)
     assert found is not None and found.where == first
     job.push()
     # What was changed since the failed one is in it, too: a delta of the first.
@@ -216,7 +216,7 @@ def test_a_checkpoint_without_one_of_its_files_is_not_complete_and_the_next_one_
 ) -> None:
     """A lifecycle rule, or a master that was paused and then removed old versions."""
     job.take()
-    complete = stored.complete
+    complete = object_store.complete
 
     def removed_before(address: str, manifest: Manifest) -> str:
         (name,) = [one for one in names(server, lost) if one.startswith("server-1")]
@@ -225,7 +225,7 @@ def test_a_checkpoint_without_one_of_its_files_is_not_complete_and_the_next_one_
 
     job.push()
     with monkeypatch.context() as patch:
-        patch.setattr("elasticdl.checkpoint.stored.complete", removed_before)
+        patch.setattr("elasticdl.checkpoint.object_store.complete", removed_before)
         with pytest.raises(TransientError, match=rf"version-{lost}/server-1-of-2-\w+\.bin is gone"):
             job.take()
     assert "manifest.json" not in names(server, 6)
@@ -288,7 +288,7 @@ def test_a_checkpoint_that_was_never_complete_does_not_count(
 ) -> None:
     resume = archive_of(tmp_path / "next", resume=True)
     with monkeypatch.context() as patch:
-        patch.setattr("elasticdl.checkpoint.stored.complete", _away)
+        patch.setattr("elasticdl.checkpoint.object_store.complete", _away)
         with pytest.raises(TransientError):
             job.take()
         assert server.keys(f"{KEYS}version-5/") and resume.beginning().anew
@@ -312,7 +312,7 @@ def test_old_checkpoints_go_but_for_those_that_others_need(
         5,
     ]
     with monkeypatch.context() as patch:
-        patch.setattr("elasticdl.checkpoint.stored.complete", _away)
+        patch.setattr("elasticdl.checkpoint.object_store.complete", _away)
         job.push(400)
         with pytest.raises(TransientError):
             job.take()

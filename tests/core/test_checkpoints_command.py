@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from elasticdl.checkpoint import store
+from elasticdl.checkpoint import directories
 from elasticdl.checkpoint.manifest import Manifest, PartFile
 from elasticdl.cli.main import run
 from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec, ParametersSpec
@@ -27,15 +27,17 @@ def made(
     base: Path | None = None,
 ) -> Path:
     """`base`: it is a delta of that one."""
-    making = store.begin(location)
-    links = store.link_base(making, base, store.read_manifest(base)) if base else ()
+    making = directories.begin(location)
+    links = directories.link_base(making, base, directories.read_manifest(base)) if base else ()
     files = []
     for index in range(max(1, servers)):
         path = making / f"server-{index}.bin"
         path.write_bytes(b"row" * 10 * version)
-        files.append(PartFile(name=path.name, bytes=30 * version, checksum=store.checksum(path)))
+        files.append(
+            PartFile(name=path.name, bytes=30 * version, checksum=directories.checksum(path))
+        )
     spec = ParametersSpec(optimizer=OptimizerSpec(kind=OptimizerKind.SGD)) if servers else None
-    return store.complete(
+    return directories.complete(
         making,
         Manifest(
             version=version,

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.checkpoint import store
+from elasticdl.checkpoint import directories
 from elasticdl.checkpoint.manifest import Manifest
 from elasticdl.cluster.base import ProcessName
 from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec, ParametersSpec
@@ -67,7 +67,7 @@ class Writer:
         delta = self.notes_changes and base is not None
         rows = 1 if delta else 10
         path.write_bytes(b"row" * rows)
-        file = WrittenFile(path.name, 3 * rows, self.checksum or store.checksum(path))
+        file = WrittenFile(path.name, 3 * rows, self.checksum or directories.checksum(path))
         return ServerSaved((file,), 0, 7, self.parameters, delta, min(pause_s, self.pauses_s))
 
     async def hurry(self, snapshot: SnapshotId, *, timeout_s: float) -> None:
@@ -172,18 +172,18 @@ def test_a_checkpoint_may_be_a_delta_of_the_one_that_this_master_took_last(tmp_p
     bench.writers[0].notes_changes = False
     path, size = bench.save(60)
     assert bench.writers[0].bases == [None, SnapshotId(40), SnapshotId(50)]
-    manifest = store.verify(Path(path))
+    manifest = directories.verify(Path(path))
     assert [link.version for link in manifest.links] == [40, 50] and size == 33
     # After that all servers are new: nothing is left of the chain.
     bench.writers[1].notes_changes = False
     path, _ = bench.save(70)
-    assert store.verify(Path(path)).links == ()
+    assert directories.verify(Path(path)).links == ()
     assert len(list(Path(path).iterdir())) == 3
     assert Bench(tmp_path).save(80) and bench.names()[-1] == "version-80"
 
 
 def links(path: str) -> list[int]:
-    return [link.version for link in store.verify(Path(path)).links]
+    return [link.version for link in directories.verify(Path(path)).links]
 
 
 def test_a_checkpoint_that_others_wait_for_is_a_delta_however_long_the_chain_is(
@@ -232,13 +232,13 @@ def test_a_delta_of_another_number_of_servers_is_taken_again_as_a_full_checkpoin
         bench.save(50)
     assert bench.names() == ["version-40"]
     path, _ = bench.save(50)
-    assert store.verify(Path(path)).links == ()
+    assert directories.verify(Path(path)).links == ()
 
 
 def test_a_checkpoint_is_whole_and_servers_that_come_up_restore_it(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     path, size = bench.save(40, json.dumps({"cursor": 3}))
-    found = store.newest(bench.checkpoints)
+    found = directories.newest(bench.checkpoints)
     assert found is not None and found.where == path == bench.archive.restore_from
     assert (found.manifest.version, found.manifest.servers, found.manifest.rows, size) == (
         40,
@@ -423,7 +423,7 @@ def test_a_master_that_dies_while_it_replaces_a_checkpoint_leaves_one(
             patched.setattr(shutil, "rmtree", partial(act, shutil.rmtree))
             with suppress(SystemExit):
                 bench.save(3, "kept")
-        found = store.newest(bench.checkpoints)
+        found = directories.newest(bench.checkpoints)
         assert found is not None and found.manifest.ledger == "kept"
         bench.save(3, "after all")
         assert (bench.names(), bench.archive.beginning().ledger) == (["version-3"], "after all")
@@ -435,7 +435,7 @@ def test_a_job_that_ends_while_a_checkpoint_is_made_complete_leaves_it_whole(
     """A thread is at it, which nobody can stop: its files are not to be taken away under it."""
     bench = Bench(tmp_path)
     bench.save(3, "first")
-    begun, go, real = threading.Event(), threading.Event(), store.complete
+    begun, go, real = threading.Event(), threading.Event(), directories.complete
 
     def slow(making: Path, manifest: Manifest) -> Path:
         begun.set()
@@ -443,7 +443,7 @@ def test_a_job_that_ends_while_a_checkpoint_is_made_complete_leaves_it_whole(
         return real(making, manifest)
 
     async def story() -> None:
-        monkeypatch.setattr(store, "complete", slow)
+        monkeypatch.setattr(directories, "complete", slow)
         saving = asyncio.create_task(bench.saving(3, "second"))
         assert await asyncio.to_thread(begun.wait, 10)
         saving.cancel()
@@ -452,7 +452,7 @@ def test_a_job_that_ends_while_a_checkpoint_is_made_complete_leaves_it_whole(
         go.set()
 
     asyncio.run(story())
-    found = store.newest(bench.checkpoints)
+    found = directories.newest(bench.checkpoints)
     assert found is not None and found.manifest.ledger == "second"
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elasticdl.checkpoint import ring_file, store
+from elasticdl.checkpoint import directories, ring_file
 from elasticdl.checkpoint.layout import MANIFEST, part_name
 from elasticdl.checkpoint.manifest import Manifest
 from elasticdl.checkpoint.part import read_header
@@ -64,7 +64,7 @@ def made_to_match(directory: Path) -> None:
     text = json.loads((directory / MANIFEST).read_text())
     for file in text["files"]:
         path = directory / file["name"]
-        file["bytes"], file["checksum"] = path.stat().st_size, store.checksum(path)
+        file["bytes"], file["checksum"] = path.stat().st_size, directories.checksum(path)
     try:
         data = (directory / text["files"][0]["name"]).read_bytes()
         size = FRONT.unpack_from(data)[1]
@@ -124,10 +124,10 @@ def test_a_rings_file_is_read_or_corrupted(tmp_path: Path) -> None:
         "step": np.array(7, np.int64),
         "flag": np.array([True]),
     }
-    making = store.begin(tmp_path)
+    making = directories.begin(tmp_path)
     part = ring_file.write(making, 3, arrays)
     manifest = Manifest(version=3, servers=0, parameters=None, files=(part,), ledger="{}")
-    good = store.complete(making, manifest)
+    good = directories.complete(making, manifest)
     before = peak_bytes()
     for choose in rounds("ring files"):
         directory = tmp_path / "changed"
@@ -138,7 +138,7 @@ def test_a_rings_file_is_read_or_corrupted(tmp_path: Path) -> None:
         else:
             flipped(victim, choose)
         text = json.loads((directory / MANIFEST).read_text())
-        size, crc = victim.stat().st_size, store.checksum(victim)
+        size, crc = victim.stat().st_size, directories.checksum(victim)
         text["files"][0].update(bytes=size, checksum=crc)
         (directory / MANIFEST).write_text(json.dumps(text))
         with suppress(Corrupted, UserError):

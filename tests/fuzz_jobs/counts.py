@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from elasticdl.checkpoint import ring_file, store
+from elasticdl.checkpoint import directories, ring_file
 from elasticdl.checkpoint.layout import MANIFEST
 from elasticdl.checkpoint.part import WEIGHTS, read_header
 from elasticdl.model.tensorflow_import import load_tensorflow
@@ -84,7 +84,7 @@ def of_weights_file(folder: Path, width: int) -> Counts:
 
 def of_checkpoint(directory: Path, rows: int, width: int) -> Counts:
     """By its files, whichever strategy made it. Raises Corrupted if they are not whole."""
-    if store.verify(directory).servers == 0:
+    if directories.verify(directory).servers == 0:
         _, arrays = ring_file.read(directory)
         return _of_named({name: np.asarray(one, np.float64) for name, one in arrays.items()}, width)
     return _of_servers(directory, rows, width)
@@ -92,7 +92,7 @@ def of_checkpoint(directory: Path, rows: int, width: int) -> Counts:
 
 def trained_of_ledger(directory: Path) -> int:
     """Records that are trained, as the ledger in a checkpoint has them."""
-    found = json.loads(store.read_manifest(directory).ledger)["counts"]
+    found = json.loads(directories.read_manifest(directory).ledger)["counts"]
     return sum(int(one["trained"]) for one in found)
 
 
@@ -115,7 +115,7 @@ def _of_named(values: Mapping[str, Floats], width: int) -> Counts:
 
 def _of_servers(directory: Path, rows: int, width: int) -> Counts:
     """All parts as one server would take them. A delta has newer rows than the links before it."""
-    paths = [directory / file.name for file in store.read_manifest(directory).all_files]
+    paths = [directory / file.name for file in directories.read_manifest(directory).all_files]
     parts = [(path, read_header(path)) for path in paths]
     spec = parts[0][1].header.parameters
     flat = np.zeros(spec.trainable_size, np.float32)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from elasticdl.checkpoint import store
+from elasticdl.checkpoint import directories
 from elasticdl.model.tensorflow_import import load_tensorflow
 from tests.conftest import Job
 from tests.fuzz_jobs.counts import checkpoints
@@ -160,7 +160,7 @@ def test_a_killed_worker_and_killed_servers_cost_no_step_and_no_record(
     # Only the end, and at most the wait for the lost worker's shards, has steps that are not full.
     assert RECORDS // (3 * SIZE) <= steps <= RECORDS // (3 * SIZE) + 8
     newest = checkpoints(job.directory)[-1]
-    assert store.read_manifest(newest).version <= steps
+    assert directories.read_manifest(newest).version <= steps
 
 
 def test_a_step_of_more_gradients_than_workers_is_full_and_names_the_worker_that_it_waits_for(

@@ -103,7 +103,7 @@ import json, os, signal, sys, threading
 from concurrent import futures
 from pathlib import Path
 import grpc
-from elasticdl.checkpoint import store
+from elasticdl.checkpoint import directories
 from elasticdl.cluster.base import ProcessName
 from elasticdl.cluster.local.parent_death import die_with_parent
 from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec, ParametersSpec
@@ -131,7 +131,7 @@ class Service(services.ParameterServerServicer):
     def Save(self, request, context):
         path = Path(request.directory) / f"server-{name.index}-of-2.bin"
         path.write_bytes(b"weights" * 100)
-        file = pb.SavedFile(name=path.name, bytes=700, checksum=store.checksum(path))
+        file = pb.SavedFile(name=path.name, bytes=700, checksum=directories.checksum(path))
         parameters = SPEC.model_dump_json()
         return pb.SaveReply(files=[file], version=version, rows=3, parameters=parameters)
 
@@ -145,7 +145,7 @@ server.start()
 client = MasterClient(os.environ["ELASTICDL_MASTER"], token, str(name), away_s=20)
 attached = client.attach()
 if attached.restore_from:
-    version = store.verify(Path(attached.restore_from)).version
+    version = directories.verify(Path(attached.restore_from)).version
 client.attach(f"127.0.0.1:{port}", "127.0.0.1:1", version or None)
 Path(os.environ["ELASTICDL_JOB_DIR"], f"restored-{name}").write_text(attached.restore_from)
 while not ended.wait(0.1):

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from elasticdl.checkpoint import ring_file, store
+from elasticdl.checkpoint import directories, ring_file
 from elasticdl.checkpoint.layout import MANIFEST
 from elasticdl.checkpoint.manifest import Manifest
 from elasticdl.errors import UserError
@@ -290,11 +290,11 @@ def test_a_checkpoint_of_another_model_is_refused_before_anything_starts(tmp_pat
     ps_model = PsModel.build(module, {"units": 4}, threshold_bytes=0, seed=0)
     checkpoints = JobDirectory(tmp_path / "job").checkpoints
     manifest = Manifest(version=5, servers=1, parameters=ps_model.parameters, files=())
-    directory = store.complete(store.begin(checkpoints), manifest)
+    directory = directories.complete(directories.begin(checkpoints), manifest)
     assert look(tmp_path, text, **flags)["ok"]
     # A damaged one that is newer is passed over.
-    damaged = store.complete(
-        store.begin(checkpoints), Manifest(version=6, servers=1, parameters=None, files=())
+    damaged = directories.complete(
+        directories.begin(checkpoints), Manifest(version=6, servers=1, parameters=None, files=())
     )
     (damaged / MANIFEST).write_text("{")
     found = look(tmp_path, text, model_params="units=3", **flags)
@@ -311,10 +311,10 @@ def test_a_ring_s_checkpoint_of_another_model_is_refused_before_anything_starts(
     }
     spec = spec_for(tmp_path, GOOD, ROWS, Action.EVALUATE, flags)
     ring = RingModel.build(load_module(spec.model), {}, seed=0)
-    making = store.begin(tmp_path / "checkpoints")
+    making = directories.begin(tmp_path / "checkpoints")
     part = ring_file.write(making, 5, {name: one.numpy() for name, one in ring.state().items()})
     manifest = Manifest(version=5, servers=0, parameters=None, files=(part,), ledger="{}")
-    flags["checkpoint_dir_for_init"] = str(store.complete(making, manifest))
+    flags["checkpoint_dir_for_init"] = str(directories.complete(making, manifest))
     assert check(spec_for(tmp_path, GOOD, ROWS, Action.EVALUATE, flags))["ok"]
     # Another size: bytecode of the same size and second would be taken for that of this text.
     text = GOOD.replace("Embedding(50, 4)", "Embedding(50, 16)")

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elasticdl.checkpoint import store
+from elasticdl.checkpoint import directories
 from elasticdl.checkpoint.manifest import Manifest, PartFile
 from elasticdl.cluster.local.parent_death import PARENT_PID_VARIABLE
 from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec, ParametersSpec, TableSpec
@@ -183,7 +183,7 @@ class Job:
         for control in controls:
             await control.ungate(timeout_s=limit_s)
         assert cuts[0].applied == cuts[1].applied and cuts[0].sequences == cuts[1].sequences
-        making = store.begin(self.directory / "checkpoints")
+        making = directories.begin(self.directory / "checkpoints")
         saved: list[ServerSaved] = [
             await control.save(SnapshotId(snapshot), str(making), timeout_s=limit_s)
             for control in controls
@@ -197,7 +197,7 @@ class Job:
             for file in one.files
         )
         parameters = ParametersSpec.model_validate_json(saved[0].parameters)
-        return store.complete(
+        return directories.complete(
             making,
             Manifest(
                 version=saved[0].version, servers=self.servers, parameters=parameters, files=files
@@ -323,7 +323,7 @@ def test_a_server_that_is_told_to_leave_hands_over_all_that_it_acknowledged(job:
     directory = asyncio.run(job.checkpoint(1))
     assert job.processes["ps-1"].wait(LIMIT_S / 4) == ExitCode.DRAINED
 
-    version = store.read_manifest(directory).version
+    version = directories.read_manifest(directory).version
     job.master.restore_from = str(directory)
     job.start("ps-1.1")
     job.await_attached(1)
@@ -367,7 +367,7 @@ def test_a_killed_server_comes_back_from_the_checkpoint_under_load(job: Job) -> 
     job.processes["ps-1"].wait(LIMIT_S)
     job.start("ps-1.1")
     job.await_attached(1)
-    saved = store.read_manifest(Path(job.master.restore_from)).version
+    saved = directories.read_manifest(Path(job.master.restore_from)).version
     assert job.versions["ps-1.1"] == saved
     pulled, pushes = pushed_on(job, workers)
     assert pulled.dense is not None

@@ -135,12 +135,12 @@ def test_a_checkpoint_of_a_ring_is_evaluated_though_no_flag_says_that_it_is_one(
 
 def plain_keras(zoo: Path, directory: Path, digits: Path) -> tuple[Any, Any, Any]:
     """The model with the weights of the newest checkpoint, and the data to evaluate on."""
-    from elasticdl.checkpoint import ring_file, store
+    from elasticdl.checkpoint import directories, ring_file
     from elasticdl.job_flags import ModelSection
     from elasticdl.model.module import load_module
     from elasticdl.model.ring_model import RingModel
 
-    found = store.require(directory / "checkpoints")
+    found = directories.require(directory / "checkpoints")
     _, arrays = ring_file.read(Path(found.where))
     model = RingModel.build(
         load_module(ModelSection(model_zoo=str(zoo), model_def="recording")), {}, seed=0

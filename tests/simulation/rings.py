@@ -497,14 +497,14 @@ class Disk:
             self.damaged.add((listed[-1], server))
 
     def prune(self, version: int, keep: int, held: Collection[str]) -> None:
-        """As `checkpoint.store.prune`."""
+        """As `checkpoint.directories.prune`."""
         older = {one: of for one, of in self.versions.items() if of <= version}
         there = [one for one in older if one not in self.removed]
         there.sort(key=lambda one: older[one], reverse=True)
         self.removed.update(one for one in there[keep:] if keep and one not in held)
 
     def before(self, directory: str) -> list[str]:
-        """The directories of earlier versions, newest first, as `checkpoint.store.before`."""
+        """The directories of earlier versions, newest first, as `checkpoint.directories.before`."""
         version = self.versions[directory]
         older = [
             one for one, of in self.versions.items() if of < version and one not in self.removed

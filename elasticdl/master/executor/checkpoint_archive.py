@@ -12,9 +12,9 @@ from typing import Protocol, final
 
 from pydantic import ValidationError
 
-from elasticdl.checkpoint import copies, store
+from elasticdl.checkpoint import copies, directories
+from elasticdl.checkpoint.directories import FoundCheckpoint
 from elasticdl.checkpoint.manifest import Link, Manifest, PartFile
-from elasticdl.checkpoint.store import FoundCheckpoint
 from elasticdl.checkpoint.strategy import strategy_of
 from elasticdl.embedding.spec import ParametersSpec
 from elasticdl.errors import Corrupted, PermanentError, TransientError, UserError
@@ -137,7 +137,7 @@ class CheckpointArchive:
         if not self._copies:
             return ()
         try:
-            here = store.newest(self._checkpoints)
+            here = directories.newest(self._checkpoints)
         except Corrupted:
             # All of them are damaged: a copy of the same version may be intact.
             here = None
@@ -186,7 +186,7 @@ class CheckpointArchive:
                 raise copies.none_in(place)
             return there
         folder, not_fetched = self._fetched(place) if is_address(place) else (Path(place), ())
-        found = store.require(folder.resolve())
+        found = directories.require(folder.resolve())
         return replace(found, rejected=(*not_fetched, *found.rejected))
 
     def _fetched(self, place: str) -> tuple[Path, tuple[str, ...]]:

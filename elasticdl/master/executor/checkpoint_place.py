@@ -7,10 +7,10 @@ from collections.abc import Container
 from pathlib import Path
 from typing import Protocol, final
 
-from elasticdl.checkpoint import copies, store, stored
+from elasticdl.checkpoint import copies, directories, object_store
+from elasticdl.checkpoint.directories import FoundCheckpoint
 from elasticdl.checkpoint.layout import incomplete_checkpoint
 from elasticdl.checkpoint.manifest import Link, Manifest
-from elasticdl.checkpoint.store import FoundCheckpoint
 from elasticdl.errors import Corrupted, ElasticDLError, TransientError
 
 _LOG = logging.getLogger(__name__)
@@ -59,34 +59,34 @@ class DirectoryPlace:
 
     def begin(self, version: int) -> str:
         try:
-            return str(store.begin(self._checkpoints))
+            return str(directories.begin(self._checkpoints))
         except OSError as error:
             raise _not_written(self._checkpoints, error) from error
 
     def links(self, making: str, base: str, of: Manifest, *, any_length: bool) -> tuple[Link, ...]:
-        return store.link_base(Path(making), Path(base), of, any_length=any_length)
+        return directories.link_base(Path(making), Path(base), of, any_length=any_length)
 
     def unlink(self, making: str, links: tuple[Link, ...]) -> None:
-        store.unlink(Path(making), links)
+        directories.unlink(Path(making), links)
 
     def complete(self, making: str, manifest: Manifest) -> str:
         try:
-            return str(store.complete(Path(making), manifest))
+            return str(directories.complete(Path(making), manifest))
         except OSError as error:
             self.abandon(making)
             raise _not_written(Path(making), error) from error
 
     def abandon(self, making: str) -> None:
-        store.abandon(Path(making))
+        directories.abandon(Path(making))
 
     def prune(self, keep: int, newest: int, held: Container[str]) -> None:
         try:
-            store.prune(self._checkpoints, keep, newest, held)
+            directories.prune(self._checkpoints, keep, newest, held)
         except OSError as error:
             _LOG.warning("cannot remove old checkpoints in %s: %s", self._checkpoints, error)
 
     def newest(self) -> FoundCheckpoint | None:
-        if (found := store.newest(self._checkpoints)) is not None:
+        if (found := directories.newest(self._checkpoints)) is not None:
             return found
         if damaged := incomplete_checkpoint(self._checkpoints):
             raise Corrupted(
@@ -104,7 +104,7 @@ class StorePlace:
         self._address = address
 
     def begin(self, version: int) -> str:
-        return stored.folder_of(self._address, version)
+        return object_store.folder_of(self._address, version)
 
     def links(self, making: str, base: str, of: Manifest, *, any_length: bool) -> tuple[Link, ...]:
         return () if of.chain_ends and not any_length else of.as_base
@@ -113,7 +113,7 @@ class StorePlace:
         """Do nothing: only a manifest names links."""
 
     def complete(self, making: str, manifest: Manifest) -> str:
-        return stored.complete(self._address, manifest)
+        return object_store.complete(self._address, manifest)
 
     def abandon(self, making: str) -> None:
         """Do nothing: a process may still be uploading. `prune` removes what no manifest names."""
@@ -125,7 +125,7 @@ class StorePlace:
             _LOG.warning("cannot remove old checkpoints in %s: %s", self._address, error.message)
 
     def newest(self) -> FoundCheckpoint | None:
-        return stored.newest(self._address)
+        return object_store.newest(self._address)
 
 
 def _not_written(path: Path, error: OSError) -> TransientError:

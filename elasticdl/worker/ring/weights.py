@@ -8,8 +8,8 @@ from typing import Any, final
 from numpy.typing import NDArray
 
 from elasticdl.checkpoint import ring_file
+from elasticdl.checkpoint.object_store import directory_with
 from elasticdl.checkpoint.ring_file import ArrayShape
-from elasticdl.checkpoint.stored import directory_with
 from elasticdl.model.building import NeedsFeatures
 from elasticdl.model.checkpoint_fit import check_arrays
 from elasticdl.model.module import ModelModule

@@ -1,4 +1,4 @@
-"""Checkpoints as directories: written under a temporary name, then renamed; verified at use.
+"""Checkpoints as local directories: written under a temporary name, then renamed; verified at use.
 
 The directory of a delta has hard links to the files of the checkpoints before it. So each directory
 is whole by itself, and the file system frees a file when the last checkpoint that needs it is gone.

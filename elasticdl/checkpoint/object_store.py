@@ -15,9 +15,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from elasticdl.checkpoint import copies
+from elasticdl.checkpoint.directories import FoundCheckpoint, first_intact, usable
 from elasticdl.checkpoint.layout import MANIFEST, directory_name
 from elasticdl.checkpoint.manifest import Manifest
-from elasticdl.checkpoint.store import FoundCheckpoint, first_intact, usable
 from elasticdl.errors import ElasticDLError, TransientError
 from elasticdl.flag import is_address
 from elasticdl.storage.address import below
