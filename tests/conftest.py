@@ -55,7 +55,7 @@ LONG = (
     "test_job_master_kills.py",
     "test_cli_dashboard.py",
     "test_job_server_kills.py",
-    "test_model_check.py",
+    "test_preflight_process.py",
     "test_docs_examples.py",
     "test_job_shared_minibatches.py",
     "test_embedding_keras.py",

@@ -29,14 +29,14 @@ from elasticdl.errors import ExitCode, UserError
 from elasticdl.formatting import STACKS_VARIABLE
 from elasticdl.job import DATA_FLAGS, JobSpec
 from elasticdl.jobdir.layout import write_json
-from elasticdl.master.check_watch import CheckLimits, CheckWatch, Tell
+from elasticdl.master.preflight_watch import PreflightLimits, PreflightWatch, Tell
 from elasticdl.model.module_file import module_file
 from elasticdl.shard import Source
 
-COMMAND: tuple[str, ...] = (sys.executable, "-m", "elasticdl.model.check")
+COMMAND: tuple[str, ...] = (sys.executable, "-m", "elasticdl.model.preflight_process")
 PROCESS = "--process"
 """Argument that passes the predictions of one batch to the module's PredictionOutputsProcessor."""
-LIMITS = CheckLimits()
+LIMITS = PreflightLimits()
 _LOOK_EVERY_S, _LAST_WORDS_S = 0.1, 0.5
 _LAST_LINES, _LAST_BYTES = 15, 16 << 10
 _DEATH_S = 10.0
@@ -69,7 +69,7 @@ class PreflightCancelledError(Exception):
     """The caller cancelled the preflight."""
 
 
-class CheckProcess(Protocol):
+class PreflightProcess(Protocol):
     """The process of a check."""
 
     @property
@@ -84,8 +84,8 @@ class CheckProcess(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ChildCheck:
-    """A `CheckProcess` of this machine that nobody has reaped. `ended` returns its end, or ''."""
+class PreflightChild:
+    """A `PreflightProcess` of this machine, not reaped yet. `ended` returns its end, or ''."""
 
     pid: int
     ended: Callable[[], str]
@@ -95,7 +95,7 @@ class ChildCheck:
     """`memory_kills` when it began."""
 
     def end(self) -> str:
-        """See CheckProcess. Raises UserError if it had too little memory."""
+        """See PreflightProcess. Raises UserError if it had too little memory."""
         end = self.ended()
         kills = memory_kills(self.cgroup) if end == _KILLED else None
         if kills is not None and self.kills_before is not None and kills > self.kills_before:
@@ -110,7 +110,7 @@ class ChildCheck:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckStreams:
+class PreflightStreams:
     """The two ends of the socket to the check, and a file that gets what user code prints."""
 
     ours: socket.socket
@@ -124,11 +124,11 @@ class CheckStreams:
 
 
 @contextmanager
-def check_streams() -> Iterator[CheckStreams]:
+def check_streams() -> Iterator[PreflightStreams]:
     """Open the streams of one check."""
     ours, theirs = socket.socketpair()
     with ours, theirs, tempfile.TemporaryFile(buffering=0) as output:
-        yield CheckStreams(ours, theirs, output)
+        yield PreflightStreams(ours, theirs, output)
 
 
 def refuse_paths(spec: JobSpec) -> None:
@@ -150,7 +150,7 @@ def run_preflight(
     spec: JobSpec,
     *,
     command: Sequence[str] = (),
-    limits: CheckLimits = LIMITS,
+    limits: PreflightLimits = LIMITS,
     tell: Tell = lambda text: None,
 ) -> Preflight:
     """Run the check in a child; blocks. Raises UserError with the problem and its fix.
@@ -170,7 +170,7 @@ def child_process(
     standard: Sequence[int],
     command: Sequence[str] = (),
     stacks_s: float = LIMITS.stacks_s,
-) -> Iterator[ChildCheck]:
+) -> Iterator[PreflightChild]:
     """Start the check with these descriptors as its stdin, stdout and stderr.
 
     At the end of the block, it and the processes that the user's code started are ended.
@@ -190,7 +190,7 @@ def child_process(
     ):
         try:
             ended = partial(end_of_child, child.pid)
-            yield ChildCheck(child.pid, ended, kills_before=memory_kills())
+            yield PreflightChild(child.pid, ended, kills_before=memory_kills())
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
@@ -217,9 +217,9 @@ def _temporary() -> Iterator[dict[str, str]]:
 
 def follow_check(
     spec: JobSpec,
-    child: CheckProcess,
-    streams: CheckStreams,
-    limits: CheckLimits = LIMITS,
+    child: PreflightProcess,
+    streams: PreflightStreams,
+    limits: PreflightLimits = LIMITS,
     tell: Tell = lambda text: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Preflight:
@@ -232,7 +232,7 @@ def follow_check(
     with suppress(BrokenPipeError, ConnectionResetError):  # It ended without reading.
         streams.ours.sendall(spec.model_dump_json().encode())
         streams.ours.shutdown(socket.SHUT_WR)
-    watch = CheckWatch(streams.ours.detach(), spec.model.model_zoo, limits, SystemClock(), tell)
+    watch = PreflightWatch(streams.ours.detach(), spec.model.model_zoo, limits, SystemClock(), tell)
     watch.start()
     waited_for = ""
     # Python notices a Ctrl-C just before a wait only when the wait ends.

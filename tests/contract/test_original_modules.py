@@ -14,8 +14,8 @@ from elasticdl.errors import UserError
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.job_flags import ModelSection
-from elasticdl.model.check import check
 from elasticdl.model.module import load_module
+from elasticdl.model.preflight_process import check
 
 pytestmark = pytest.mark.contract
 

@@ -12,9 +12,9 @@ import tensorflow as tf
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.job_flags import ModelSection
-from elasticdl.model.check import check
 from elasticdl.model.dry_run import DryRun
 from elasticdl.model.module import load_module
+from elasticdl.model.preflight_process import check
 from elasticdl.model.ps_model import PsModel
 from elasticdl.model.step import CompiledStep
 

@@ -14,11 +14,11 @@ import yaml
 
 from elasticdl.cluster.base import ProcessName, ProcessSpec, Role
 from elasticdl.cluster.kubernetes.job_objects import (
-    check_pod,
     job,
     network_policy,
     pod,
     pod_group,
+    preflight_pod,
     process_secret,
     services,
     token_secret,
@@ -113,7 +113,7 @@ def secrets() -> list[dict[str, Any]]:
 
 
 def pods() -> list[dict[str, Any]]:
-    check = check_pod(OWNER, WORKERS, replace(spec(WORKER), secrets={}), 1)
+    check = preflight_pod(OWNER, WORKERS, replace(spec(WORKER), secrets={}), 1)
     return [the_job()["spec"]["template"], worker(), pod(OWNER, SERVERS, spec(SERVER)), check]
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
-from elasticdl.model.check import check
+from elasticdl.model.preflight_process import check
 from model_zoo import make_data
 from tests.conftest import ROOT, Job
 

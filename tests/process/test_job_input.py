@@ -19,7 +19,7 @@ import pytest
 from elasticdl.cli.main import run
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
-from elasticdl.model.check import check
+from elasticdl.model.preflight_process import check
 from tests.conftest import ROOT, Job, write_iris
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]

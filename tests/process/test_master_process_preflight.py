@@ -14,15 +14,15 @@ from elasticdl.cluster.local.machine import memory_kills
 from elasticdl.errors import ExitCode, UserError
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
-from elasticdl.master.check_watch import CheckLimits
 from elasticdl.master.preflight import (
-    ChildCheck,
     Preflight,
+    PreflightChild,
     end_of_child,
     load_preflight,
     run_preflight,
     save_preflight,
 )
+from elasticdl.master.preflight_watch import PreflightLimits
 from elasticdl.shard import Source
 from tests.waiting import gone, until
 
@@ -35,7 +35,7 @@ SPEC = JobSpec.from_flags(
 
 
 def child(program: str, timeout_s: float = 30.0) -> Preflight:
-    limits = CheckLimits(part_s=timeout_s)
+    limits = PreflightLimits(part_s=timeout_s)
     return run_preflight(SPEC, command=(sys.executable, "-c", program), limits=limits)
 
 
@@ -141,7 +141,9 @@ def test_a_child_that_the_kernel_killed_at_the_memory_limit_says_so(tmp_path: Pa
     events.write_text("low 0\noom 3\noom_kill 3\noom_group_kill 0\n")
     with subprocess.Popen(["sleep", "60"]) as process:
         ended = partial(end_of_child, process.pid)
-        check = ChildCheck(process.pid, ended, cgroup=tmp_path, kills_before=memory_kills(tmp_path))
+        check = PreflightChild(
+            process.pid, ended, cgroup=tmp_path, kills_before=memory_kills(tmp_path)
+        )
         assert check.end() == ""
         process.kill()
         until("it has ended", lambda: bool(check.end()), 10)
@@ -183,7 +185,7 @@ def test_nonsense_about_the_data_is_refused(sources: str) -> None:
         child(f"""print('{{"ok": true, "training": {sources}}}')""")
 
 
-LIMITS = CheckLimits(still_s=2.0, stacks_s=0.2, quiet_s=0.5)
+LIMITS = PreflightLimits(still_s=2.0, stacks_s=0.2, quiet_s=0.5)
 
 
 def checked(folder: Path, module: str, told: list[str]) -> Preflight:
@@ -254,7 +256,7 @@ for done in range(0, 101, 10):
 print(json.dumps({"ok": True}))
 """
     told: list[str] = []
-    limits = CheckLimits(part_s=3.0)
+    limits = PreflightLimits(part_s=3.0)
     run_preflight(SPEC, command=(sys.executable, "-c", program), limits=limits, tell=told.append)
     assert told and all(
         text.startswith("counting records: ") and text.endswith(" of 3,200 files") for text in told

@@ -70,7 +70,7 @@ def pod(owner: Owner, plan: PodPlan, spec: ProcessSpec) -> Json:
     return made
 
 
-def check_pod(owner: Owner, plan: PodPlan, spec: ProcessSpec, attempt: int) -> Json:
+def preflight_pod(owner: Owner, plan: PodPlan, spec: ProcessSpec, attempt: int) -> Json:
     """The pod that checks model and data: like a worker's, but it runs no process of the job.
 
     `spec` has no secrets.

@@ -21,8 +21,8 @@ from elasticdl.master.core.events import JobStarted, PreflightFailed, PreflightP
 from elasticdl.master.event_queue import EventQueue
 from elasticdl.master.executor.checkpoint_archive import CheckpointArchive, JobStart
 from elasticdl.master.preflight import (
-    CheckProcess,
     Preflight,
+    PreflightProcess,
     check_streams,
     follow_check,
     load_preflight,
@@ -30,7 +30,7 @@ from elasticdl.master.preflight import (
 )
 from elasticdl.tracking.choice import refuse_missing_package
 
-Process: TypeAlias = Callable[[Sequence[int]], AbstractAsyncContextManager[CheckProcess]]
+Process: TypeAlias = Callable[[Sequence[int]], AbstractAsyncContextManager[PreflightProcess]]
 
 
 @final

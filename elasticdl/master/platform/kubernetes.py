@@ -55,7 +55,6 @@ from elasticdl.master.core.job_context import Limits
 from elasticdl.master.executor.process_env import ProcessEnv
 from elasticdl.master.journal.copies import CopyLimits, CopyPlace
 from elasticdl.master.journal.writer import JournalLimits
-from elasticdl.master.platform.check_pod import check_pod
 from elasticdl.master.platform.kubernetes_resources import (
     KubernetesResources,
     ProvisionedResources,
@@ -73,7 +72,8 @@ from elasticdl.master.platform.platform import (
     invalid_environment,
 )
 from elasticdl.master.platform.pod_directory import begin_anew, open_directory
-from elasticdl.master.preflight import CheckProcess
+from elasticdl.master.platform.preflight_pod import preflight_pod
+from elasticdl.master.preflight import PreflightProcess
 from elasticdl.tls import CertifiedKey
 from elasticdl.tls.authority import Authority, names_in
 from elasticdl.tokens import process_token
@@ -296,7 +296,7 @@ class KubernetesPlatform:
     @asynccontextmanager
     async def check(
         self, process_env: ProcessEnv, standard: Sequence[int]
-    ) -> AsyncIterator[CheckProcess]:
+    ) -> AsyncIterator[PreflightProcess]:
         assert self._api is not None
         owner, spec = self._pod_env.owner, process_env.check()
         question = {SPEC_VARIABLE: process_env.spec.model_dump_json()}
@@ -305,9 +305,9 @@ class KubernetesPlatform:
         plan = pod_plan(process_env.spec, Role.WORKER)
 
         def make(attempt: int) -> Json:
-            return job_objects.check_pod(owner, plan, spec, attempt)
+            return job_objects.preflight_pod(owner, plan, spec, attempt)
 
-        async with check_pod(self._api, owner, make, standard) as check:
+        async with preflight_pod(self._api, owner, make, standard) as check:
             yield check
 
     def progressed(self, records: int) -> None:

@@ -29,7 +29,7 @@ from elasticdl.master.platform.platform import (
     PageAddress,
     invalid_environment,
 )
-from elasticdl.master.preflight import CheckProcess, ChildCheck
+from elasticdl.master.preflight import PreflightChild, PreflightProcess
 from elasticdl.master.read_spec import read_spec
 from elasticdl.tls import CertifiedKey
 from elasticdl.tokens import new_token, run_name
@@ -150,10 +150,10 @@ class LocalPlatform:
     @asynccontextmanager
     async def check(
         self, process_env: ProcessEnv, standard: Sequence[int]
-    ) -> AsyncIterator[CheckProcess]:
+    ) -> AsyncIterator[PreflightProcess]:
         assert self._cluster is not None
         async with self._cluster.beside(process_env.check(), standard) as process:
-            yield ChildCheck(
+            yield PreflightChild(
                 process.pid,
                 lambda: how(process.status) if process.status is not None else "",
                 kills_before=memory_kills(),

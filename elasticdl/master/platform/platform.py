@@ -17,7 +17,7 @@ from elasticdl.master.core.job_context import Limits
 from elasticdl.master.executor.process_env import ProcessEnv
 from elasticdl.master.journal.copies import CopyPlace
 from elasticdl.master.journal.writer import JournalLimits
-from elasticdl.master.preflight import CheckProcess
+from elasticdl.master.preflight import PreflightProcess
 from elasticdl.master.tenure import SoleMaster, Tenure
 from elasticdl.tls import CertifiedKey
 
@@ -143,7 +143,7 @@ class Platform(Protocol):
 
     def check(
         self, process_env: ProcessEnv, standard: Sequence[int]
-    ) -> AbstractAsyncContextManager[CheckProcess]:
+    ) -> AbstractAsyncContextManager[PreflightProcess]:
         """Return the process that checks model and data, with these stdin, stdout and stderr.
 
         It ends with the context. Its `cluster` must be open. Raises CreateRefused, OSError.

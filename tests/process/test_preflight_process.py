@@ -1,5 +1,5 @@
-"""`python -m elasticdl.model.check` as the master runs it: JSON objects on stdout, whatever user
-code does.
+"""`python -m elasticdl.model.preflight_process` as the master runs it: JSON objects on stdout,
+whatever user code does.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from elasticdl.errors import UserError
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.jobdir.layout import JobDirectory
-from elasticdl.model.check import check
 from elasticdl.model.checkpoint_fit import check_checkpoint
 from elasticdl.model.module import load_module
+from elasticdl.model.preflight_process import check
 from elasticdl.model.ps_model import PsModel
 from elasticdl.model.ring_model import RingModel
 
@@ -95,7 +95,7 @@ def run(
         "ELASTICDL_CACHE_DIR": str(tmp_path / "cache"),
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
-    command = [sys.executable, "-m", "elasticdl.model.check"]
+    command = [sys.executable, "-m", "elasticdl.model.preflight_process"]
     done = subprocess.run(
         command,
         input=spec.model_dump_json(),

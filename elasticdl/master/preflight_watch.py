@@ -30,7 +30,7 @@ _BETWEEN_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class CheckLimits:
+class PreflightLimits:
     """Limits of the check.
 
     `part_s`: how long each part may take; counted files, and pieces of compressed ones, restart the
@@ -46,14 +46,14 @@ class CheckLimits:
 
 
 @final
-class CheckWatch:
+class PreflightWatch:
     """Reads the check's channel in a thread, which closes it.
 
     The thread that waits for the check calls `look`.
     """
 
     def __init__(
-        self, channel: int, zoo: str, limits: CheckLimits, clock: Clock, tell: Tell
+        self, channel: int, zoo: str, limits: PreflightLimits, clock: Clock, tell: Tell
     ) -> None:
         self._channel = channel
         self._zoo = os.path.abspath(zoo)

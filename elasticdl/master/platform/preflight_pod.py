@@ -58,7 +58,7 @@ _OUTPUT_BYTES: Final = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class CheckPodLimits:
+class PreflightPodLimits:
     """Limits and intervals, in seconds.
 
     `place_s`: how long a pod may wait for its place. `quiet_s`: a shorter wait is not worth a word.
@@ -77,8 +77,8 @@ class CheckPodLimits:
 
 
 @final
-class CheckPod:
-    """A `CheckProcess`. Use `run` on one event loop; other threads read the rest."""
+class PreflightPod:
+    """A `PreflightProcess`. Use `run` on one event loop; other threads read the rest."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class CheckPod:
         owner: Owner,
         make: MakePod,
         standard: Sequence[int],
-        limits: CheckPodLimits = CheckPodLimits(),
+        limits: PreflightPodLimits = PreflightPodLimits(),
     ) -> None:
         """`standard` are the descriptors of a process's stdin, stdout and stderr."""
         self._api, self._owner, self._make, self._limits = api, owner, make, limits
@@ -288,15 +288,15 @@ def _detail(status: ExitStatus) -> str:
 
 
 @asynccontextmanager
-async def check_pod(
+async def preflight_pod(
     api: ApiServer,
     owner: Owner,
     make: MakePod,
     standard: Sequence[int],
-    limits: CheckPodLimits = CheckPodLimits(),
-) -> AsyncIterator[CheckPod]:
+    limits: PreflightPodLimits = PreflightPodLimits(),
+) -> AsyncIterator[PreflightPod]:
     """Run the check; at the end of the context its pod is deleted."""
-    pod = CheckPod(api, owner, make, standard, limits)
+    pod = PreflightPod(api, owner, make, standard, limits)
     running = asyncio.ensure_future(pod.run())
 
     def finished(task: asyncio.Future[None]) -> None:

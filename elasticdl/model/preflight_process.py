@@ -1,4 +1,4 @@
-"""`python -m elasticdl.model.check`: validate the model and the data of a job.
+"""`python -m elasticdl.model.preflight_process`: validate the model and the data of a job.
 
 It reads a JobSpec as JSON from its stdin, or in a pod from ELASTICDL_JOB. To its stdout it writes
 its progress (`stages.py`) and one JSON object:

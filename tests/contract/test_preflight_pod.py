@@ -14,23 +14,23 @@ from typing import Any
 import pytest
 
 from elasticdl.cluster.base import Role
-from elasticdl.cluster.kubernetes.job_objects import check_pod as check_manifest
+from elasticdl.cluster.kubernetes.job_objects import preflight_pod as pod_object
 from elasticdl.cluster.kubernetes.planning import CHECK_MARK, SPEC_VARIABLE, pod_plan
 from elasticdl.cluster.kubernetes.plans import Json, Owner
 from elasticdl.errors import ClusterRefused, ElasticDLError, ExitCode, UserError
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
-from elasticdl.master.check_watch import CheckLimits
 from elasticdl.master.executor.process_env import ProcessEnv
-from elasticdl.master.platform.check_pod import CheckPodLimits, check_pod
+from elasticdl.master.platform.preflight_pod import PreflightPodLimits, preflight_pod
 from elasticdl.master.preflight import Preflight, check_streams, follow_check
+from elasticdl.master.preflight_watch import PreflightLimits
 from tests.contract.small_cluster import serving
 from tests.contract.small_kubelet import SmallKubelet
 
 pytestmark = pytest.mark.contract
 OWNER = Owner("ns", "iris", "uid-1")
 PODS = "/api/v1/namespaces/ns/pods"
-QUICK = CheckPodLimits(quiet_s=0.0, look_s=0.05, again_s=0.05, start_problem_s=0.5)
+QUICK = PreflightPodLimits(quiet_s=0.0, look_s=0.05, again_s=0.05, start_problem_s=0.5)
 ANSWER = '{"ok": true, "training": [{"name": "a.csv", "records": 40}]}'
 FINE = f"print({CHECK_MARK + ANSWER!r}, flush=True)"
 NO_ROOM = {
@@ -61,7 +61,7 @@ def cluster() -> Iterator[SmallKubelet]:
 def checked(
     cluster: SmallKubelet,
     program: str,
-    limits: CheckPodLimits = QUICK,
+    limits: PreflightPodLimits = QUICK,
     part_s: float = 30.0,
     beside: Callable[[], None] = lambda: None,
 ) -> tuple[Preflight, list[str]]:
@@ -83,14 +83,19 @@ def checked(
     told: list[str] = []
 
     def make(attempt: int) -> Json:
-        return check_manifest(OWNER, pod_plan(spec, Role.WORKER), process, attempt)
+        return pod_object(OWNER, pod_plan(spec, Role.WORKER), process, attempt)
 
     async def story() -> Preflight:
         async with serving(cluster) as api:
             with check_streams() as streams:
-                async with check_pod(api, OWNER, make, streams.standard, limits) as check:
+                async with preflight_pod(api, OWNER, make, streams.standard, limits) as check:
                     follow = asyncio.to_thread(
-                        follow_check, spec, check, streams, CheckLimits(part_s=part_s), told.append
+                        follow_check,
+                        spec,
+                        check,
+                        streams,
+                        PreflightLimits(part_s=part_s),
+                        told.append,
                     )
                     running = asyncio.ensure_future(follow)
                     beside()
