@@ -72,7 +72,7 @@ def step() -> dict[str, float]:
     from elasticdl.model.module import load_module
     from elasticdl.model.ring_model import RingModel
     from elasticdl.model.ring_step import RingStep
-    from elasticdl.worker.ring.protocol import RingMembership
+    from elasticdl.worker.ring.base import RingMembership
     from elasticdl.worker.ring.ring import HorovodRing
     from elasticdl.worker.ring.virtual_step import VirtualStep, use_one_thread
 

@@ -12,7 +12,7 @@ _STATIC, _VENDOR = _FOLDER / "static", _FOLDER / "vendor"
 MODULES = (
     *("dom", "format", "address", "tabs", "controls", "job", "table", "head", "curves", "plots"),
     *(
-        "bars",
+        "timeline",
         "goodput",
         "processes",
         "shards",

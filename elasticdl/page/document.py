@@ -13,7 +13,7 @@ from typing import Any
 
 from elasticdl.page import assets
 from elasticdl.page.markup import Child, Html, el
-from elasticdl.page.summary import summary
+from elasticdl.page.noscript import summary
 
 
 def render_page(snapshot: Mapping[str, Any], *, read_only: bool = False) -> str:

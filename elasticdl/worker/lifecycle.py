@@ -36,7 +36,6 @@ from elasticdl.worker.pipeline.outbox import Outbox
 from elasticdl.worker.pipeline.reporter import Reporter
 from elasticdl.worker.pipeline.retry import ServerRetry
 from elasticdl.worker.pipeline.state_reports import StateReports
-from elasticdl.worker.process.channel import Ended
 from elasticdl.worker.process.gauges import Gauges
 from elasticdl.worker.process.hang_watch import HangWatch, StoodStill
 from elasticdl.worker.process.interpreter_watch import watch_interpreter
@@ -51,6 +50,7 @@ from elasticdl.worker.process.shutdown import (
     NonFinite,
     Shutdown,
 )
+from elasticdl.worker.process.thread_queue import Ended
 from elasticdl.worker.ps.kept_pushes import kept_bytes
 from elasticdl.worker.ps.revival import Revival
 from elasticdl.worker.ps.turns import Turns

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from elasticdl.worker.ring.protocol import RingBroken
+from elasticdl.worker.ring.base import RingBroken
 
 
 class PlayedRing:

@@ -10,8 +10,8 @@ import keras
 import numpy as np
 import pytest
 
+from elasticdl.worker.ring.base import RingBroken
 from elasticdl.worker.ring.exchange import Exchange
-from elasticdl.worker.ring.protocol import RingBroken
 from tests.contract.played_ring import PlayedRing
 
 pytestmark = pytest.mark.contract

@@ -19,7 +19,7 @@ from elasticdl.model import contribution, packing
 from elasticdl.model.module import ModelModule
 from elasticdl.model.ring_model import RingModel
 from elasticdl.model.ring_step import RingStep
-from elasticdl.worker.ring.protocol import RingBroken
+from elasticdl.worker.ring.base import RingBroken
 from elasticdl.worker.ring.reading import slice_of
 
 pytestmark = pytest.mark.contract

@@ -20,9 +20,9 @@ from elasticdl.model.bad_record_filter import Feed
 from elasticdl.rpc.conversation import Finished, Wait
 from elasticdl.shard import Barrier, Lease, Shard, ShardId, Source, Task, WorkItem
 from elasticdl.worker.pipeline.reading import Sources
-from elasticdl.worker.process.channel import Ended
 from elasticdl.worker.process.hang_watch import HangWatch
 from elasticdl.worker.process.shutdown import Draining, Shutdown
+from elasticdl.worker.process.thread_queue import Ended
 from elasticdl.worker.process.time_account import TimeAccount
 from elasticdl.worker.ring.reading import (
     UNDER_WAY,

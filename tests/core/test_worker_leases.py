@@ -10,8 +10,8 @@ from elasticdl.rpc.conversation import Finished, LeaseAnswer, Wait
 from elasticdl.shard import Lease, Shard, ShardId, Task
 from elasticdl.worker.pipeline.leases import AHEAD, LeaseKeeper
 from elasticdl.worker.pipeline.outbox import Advance, Outbox
-from elasticdl.worker.process.channel import Ended
 from elasticdl.worker.process.shutdown import Done, Shutdown
+from elasticdl.worker.process.thread_queue import Ended
 from tests.present import present
 from tests.waiting import until
 

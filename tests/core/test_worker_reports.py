@@ -14,9 +14,9 @@ from elasticdl.worker.lifecycle import log_error
 from elasticdl.worker.pipeline.outbox import Advance, Contradiction, Outbox
 from elasticdl.worker.pipeline.reporter import Reporter
 from elasticdl.worker.pipeline.retry import ServerRetry
-from elasticdl.worker.process.channel import Channel, Ended
 from elasticdl.worker.process.gauges import Gauges
 from elasticdl.worker.process.shutdown import Done, Draining, Failed, Shutdown, exit_code
+from elasticdl.worker.process.thread_queue import Ended, ThreadQueue
 from elasticdl.worker.ring.generations import Generations
 from tests.core.reports_only import ReportsOnly
 
@@ -397,13 +397,13 @@ def test_the_first_reason_to_end_stands_but_a_failure_overrules_a_peaceful_one()
 
 
 def test_a_finished_channel_gives_what_is_there_and_a_closed_one_does_not() -> None:
-    handoff: Channel[int] = Channel(2)
+    handoff: ThreadQueue[int] = ThreadQueue(2)
     handoff.put(1)
     handoff.finish()
     assert handoff.get() == 1
     with pytest.raises(Ended):
         handoff.get()
-    closed: Channel[int] = Channel(2)
+    closed: ThreadQueue[int] = ThreadQueue(2)
     closed.put(1)
     closed.close()
     with pytest.raises(Ended):
@@ -413,7 +413,7 @@ def test_a_finished_channel_gives_what_is_there_and_a_closed_one_does_not() -> N
 
 
 def test_a_full_channel_makes_its_sender_wait() -> None:
-    handoff: Channel[int] = Channel(1)
+    handoff: ThreadQueue[int] = ThreadQueue(1)
     handoff.put(1)
     sender = threading.Thread(target=handoff.put, args=(2,))
     sender.start()

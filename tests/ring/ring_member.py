@@ -37,11 +37,11 @@ from elasticdl.worker.pipeline.leases import LeaseKeeper
 from elasticdl.worker.pipeline.outbox import Outbox
 from elasticdl.worker.pipeline.reading import Sources
 from elasticdl.worker.pipeline.retry import ServerRetry
-from elasticdl.worker.process.channel import Ended
 from elasticdl.worker.process.gauges import Gauges
 from elasticdl.worker.process.hang_watch import HangWatch
 from elasticdl.worker.process.os_process import leave
 from elasticdl.worker.process.shutdown import Shutdown
+from elasticdl.worker.process.thread_queue import Ended
 from elasticdl.worker.ring.exchange import Exchange
 from elasticdl.worker.ring.generations import Generations
 from elasticdl.worker.ring.reading import RingReading

@@ -16,7 +16,7 @@ import os
 os.dup2(os.open(errors_at, os.O_WRONLY), 2)
 import tensorflow as tf
 from elasticdl.worker.ring.ring import HorovodRing
-from elasticdl.worker.ring.protocol import RingMembership, RingBroken
+from elasticdl.worker.ring.base import RingMembership, RingBroken
 
 ring = HorovodRing()
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from elasticdl.checkpoint.manifest import PartFile
 from elasticdl.shard import WorkItem
-from elasticdl.worker.ring.protocol import RingBroken, RingMembership
+from elasticdl.worker.ring.base import RingBroken, RingMembership
 from tests.simulation.scheduler import Process, Scheduler, Task, Violation
 
 SILENCE_S = 4.0
@@ -317,7 +317,7 @@ class Hub:
 
 @final
 class Ring:
-    """The seam `worker.ring_protocol.Ring`, for one process."""
+    """The seam `worker.ring.base.Ring`, for one process."""
 
     def __init__(self, hub: Hub, process: Process) -> None:
         self.hub = hub

@@ -25,10 +25,10 @@ from elasticdl.worker.pipeline.loop import Loop, TaskRunner
 from elasticdl.worker.pipeline.prefetch import Prefetch
 from elasticdl.worker.pipeline.reading import Feeding, ShardReading
 from elasticdl.worker.pipeline.trainer import Loaded
-from elasticdl.worker.process.channel import Ended
 from elasticdl.worker.process.hang_watch import HangWatch
 from elasticdl.worker.process.os_process import DONE_S, DRAIN_S, FAIL_S
 from elasticdl.worker.process.shutdown import Draining, Failed, Shutdown, exit_code
+from elasticdl.worker.process.thread_queue import Ended
 from elasticdl.worker.ps.trainer import Bounds, PsTrainer
 from elasticdl.worker.ring.barriers import BarrierTasks, Copies, RingListener
 from elasticdl.worker.ring.reading import RingReading

@@ -7,7 +7,7 @@ import { button } from "./controls.js";
 import { job, load, takeEvents, takeRows, takeSamples, takeStatus } from "./job.js";
 import { headFrame, paintHead } from "./head.js";
 import { axisFrame, fitPlots, paintPlots, plotsFrame, repaintPlots } from "./plots.js";
-import { paintBars, timelineFrame } from "./bars.js";
+import { paintTimeline, timelineFrame } from "./timeline.js";
 import { goodputFrame, paintGoodput } from "./goodput.js";
 import { bindProcesses, paintProcesses, processesFrame } from "./processes.js";
 import { listShards, paintShards, shardsFrame } from "./shards.js";
@@ -31,7 +31,7 @@ const frames = {
 };
 const painters = {
   overview: () => (paintPlots(), paintRecentEvents()),
-  timeline: () => (paintBars(), paintGoodput()),
+  timeline: () => (paintTimeline(), paintGoodput()),
   processes: paintProcesses,
   shards: paintShards,
   logs: paintLogs,

@@ -10,8 +10,8 @@ import time
 from typing import final
 
 from elasticdl.rpc.conversation import LeaseAnswer
-from elasticdl.worker.process.channel import LOOK_AGAIN_S
 from elasticdl.worker.process.shutdown import Shutdown
+from elasticdl.worker.process.thread_queue import LOOK_AGAIN_S
 
 
 @final

@@ -14,8 +14,8 @@ from elasticdl.errors import PermanentError, TransientError
 from elasticdl.rpc.conversation import Finished, LeaseAnswer, Wait
 from elasticdl.shard import Lease, WorkItem
 from elasticdl.worker.pipeline.outbox import Outbox
-from elasticdl.worker.process.channel import LOOK_AGAIN_S, Channel, Ended
 from elasticdl.worker.process.shutdown import Shutdown
+from elasticdl.worker.process.thread_queue import LOOK_AGAIN_S, Ended, ThreadQueue
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class LeaseKeeper:
         self._report_wait_s = report_wait_s
         self._outbox = outbox
         self._shutdown = shutdown
-        self._leases: Channel[HeldLease] = Channel(depth=AHEAD)
+        self._leases: ThreadQueue[HeldLease] = ThreadQueue(depth=AHEAD)
         self._ahead: set[HeldLease] = set()
         self._revocation = 0
         self._voided: list[Lease] = []
@@ -213,7 +213,7 @@ class LeaseKeeper:
             if self.is_void(held):
                 self._outbox.drop(DropCause.VOIDED_LEASE)
                 return
-            # Before the channel: the reader may finish the lease as soon as it is there.
+            # Before the queue: the reader may finish the lease as soon as it is there.
             self._outbox.hold(lease)
             self._ahead.add(held)
             self._leases.put(held)

@@ -12,7 +12,7 @@ from elasticdl.worker.pipeline.context import WorkerContext
 from elasticdl.worker.pipeline.prefetch import Prefetch
 from elasticdl.worker.pipeline.retry import NoLongerNeeded
 from elasticdl.worker.pipeline.trainer import Loaded, Trainer
-from elasticdl.worker.process.channel import Ended
+from elasticdl.worker.process.thread_queue import Ended
 
 TASK_USES: Mapping[Task, TimeUse] = {
     # The step within it is a use of its own.

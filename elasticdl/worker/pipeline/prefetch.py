@@ -14,7 +14,7 @@ from elasticdl.worker.pipeline.context import WorkerContext
 from elasticdl.worker.pipeline.reading import Feeding
 from elasticdl.worker.pipeline.retry import NoLongerNeeded
 from elasticdl.worker.pipeline.trainer import Batch, Loaded, Trainer
-from elasticdl.worker.process.channel import Channel, Ended
+from elasticdl.worker.process.thread_queue import Ended, ThreadQueue
 from elasticdl.worker.process.time_account import Stage
 
 
@@ -29,7 +29,7 @@ class Prefetch:
         self._batches = feeding.batches
         self._trainer = trainer
         self._context = context
-        self.loaded: Channel[Loaded] = Channel(depth=1)
+        self.loaded: ThreadQueue[Loaded] = ThreadQueue(depth=1)
         context.shutdown.listen(self.loaded.close)
 
     def start(self) -> None:

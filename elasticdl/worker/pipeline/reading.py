@@ -20,7 +20,7 @@ from elasticdl.worker.pipeline.context import WorkerContext
 from elasticdl.worker.pipeline.leases import HeldLease
 from elasticdl.worker.pipeline.record_order import LoadedShard, order_of
 from elasticdl.worker.pipeline.trainer import Batch
-from elasticdl.worker.process.channel import Channel, Ended
+from elasticdl.worker.process.thread_queue import Ended, ThreadQueue
 from elasticdl.worker.process.time_account import Stage
 
 DEPTH = 2
@@ -69,7 +69,7 @@ class ShardReading:
         self._shutdown = context.shutdown
         self._gauges = context.gauges
         self._watch = context.watch
-        self.shards: Channel[_Read] = Channel(depth=1)
+        self.shards: ThreadQueue[_Read] = ThreadQueue(depth=1)
         context.shutdown.listen(self.shards.close)
 
     def start(self) -> None:
@@ -107,7 +107,7 @@ class Feeding:
         self._shutdown = context.shutdown
         self._gauges = context.gauges
         self._watch = context.watch
-        self.batches: Channel[Batch] = Channel(DEPTH)
+        self.batches: ThreadQueue[Batch] = ThreadQueue(DEPTH)
         context.shutdown.listen(self.batches.close)
 
     def start(self) -> None:

@@ -10,9 +10,9 @@ from typing import TypeVar, final
 from elasticdl.clock import Clock
 from elasticdl.errors import TransientError
 from elasticdl.time_use import TimeUse
-from elasticdl.worker.process.channel import Ended
 from elasticdl.worker.process.gauges import Gauges
 from elasticdl.worker.process.shutdown import Shutdown
+from elasticdl.worker.process.thread_queue import Ended
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

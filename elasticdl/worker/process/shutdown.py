@@ -13,7 +13,7 @@ from typing import TypeAlias, final
 
 from elasticdl.errors import ElasticDLError, ExitCode, TransientError, UserError
 from elasticdl.shard import Lease
-from elasticdl.worker.process.channel import Ended
+from elasticdl.worker.process.thread_queue import Ended
 
 
 class NonFinite(UserError):

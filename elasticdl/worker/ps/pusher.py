@@ -19,8 +19,8 @@ from elasticdl.worker.pipeline.context import WorkerContext
 from elasticdl.worker.pipeline.leases import HeldLease
 from elasticdl.worker.pipeline.outbox import Advance
 from elasticdl.worker.pipeline.trainer import Batch, Loaded
-from elasticdl.worker.process.channel import LOOK_AGAIN_S, Channel, Ended
 from elasticdl.worker.process.shutdown import Failed
+from elasticdl.worker.process.thread_queue import LOOK_AGAIN_S, Ended, ThreadQueue
 from elasticdl.worker.ps.server_times import ServerTimes
 from elasticdl.worker.ps.staleness_limit import StalenessLimit
 from elasticdl.worker.ps.turns import Turns
@@ -68,7 +68,7 @@ class Pusher:
         self._staleness_limit = staleness_limit
         self._clock = clock
         self._server_times = server_times
-        self._queue: Channel[_Item] = Channel(_DEPTH)
+        self._queue: ThreadQueue[_Item] = ThreadQueue(_DEPTH)
         self._sequence = 0
         self._version = 0
         self._broken = threading.Event()

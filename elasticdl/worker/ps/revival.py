@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import final
 
 from elasticdl.errors import TransientError
-from elasticdl.worker.process.channel import LOOK_AGAIN_S, Ended
 from elasticdl.worker.process.shutdown import Shutdown
+from elasticdl.worker.process.thread_queue import LOOK_AGAIN_S, Ended
 
 _log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ import logging
 import threading
 from typing import final
 
-from elasticdl.worker.process.channel import LOOK_AGAIN_S, Ended
 from elasticdl.worker.process.gauges import Gauges
 from elasticdl.worker.process.shutdown import Shutdown
+from elasticdl.worker.process.thread_queue import LOOK_AGAIN_S, Ended
 from elasticdl.worker.ps.auto_staleness import AutoStaleness
 
 _log = logging.getLogger(__name__)

@@ -29,8 +29,8 @@ from elasticdl.worker.pipeline.context import WorkerContext
 from elasticdl.worker.pipeline.leases import HeldLease
 from elasticdl.worker.pipeline.retry import NoLongerNeeded
 from elasticdl.worker.pipeline.trainer import Batch, Loaded
-from elasticdl.worker.process.channel import Ended
 from elasticdl.worker.process.shutdown import NonFinite
+from elasticdl.worker.process.thread_queue import Ended
 from elasticdl.worker.ps.pusher import Pusher, Trained
 from elasticdl.worker.ps.server_times import ServerTimes
 from elasticdl.worker.ps.staleness_limit import StalenessLimit

@@ -20,8 +20,8 @@ from elasticdl.time_use import TimeUse
 from elasticdl.worker.pipeline.leases import HeldLease, LeaseKeeper
 from elasticdl.worker.pipeline.retry import NoLongerNeeded
 from elasticdl.worker.pipeline.trainer import Batch
-from elasticdl.worker.process.channel import Ended
 from elasticdl.worker.process.shutdown import Shutdown
+from elasticdl.worker.process.thread_queue import Ended
 
 _log = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from elasticdl.worker.pipeline.loop import TASK_USES, TaskRunner
 from elasticdl.worker.pipeline.reading import Sources
 from elasticdl.worker.pipeline.record_order import LoadedShard, order_of
 from elasticdl.worker.pipeline.trainer import Batch, Loaded
-from elasticdl.worker.process.channel import Channel, Ended
+from elasticdl.worker.process.thread_queue import Ended, ThreadQueue
 from elasticdl.worker.ring.reading import ItemSource
 
 if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds
@@ -146,7 +146,7 @@ class Copies:
         self,
         exchange: Exchange,
         names: Sequence[str],
-        orders: Channel[RingSave | RingDrop],
+        orders: ThreadQueue[RingSave | RingDrop],
         context: WorkerContext,
     ) -> None:
         """`names` of the arrays, in the order of `exchange`."""

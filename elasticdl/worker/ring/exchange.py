@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from elasticdl.worker.ring.protocol import Ring, Tensor
+from elasticdl.worker.ring.base import Ring, Tensor
 
 CHUNK_BYTES = 64 << 20
 

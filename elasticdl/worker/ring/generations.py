@@ -12,8 +12,8 @@ from elasticdl.clock import Clock
 from elasticdl.dropped import DropCause
 from elasticdl.rpc.conversation import RingDrop, RingGeneration, RingReport, RingSave
 from elasticdl.worker.pipeline.outbox import RingPosition
-from elasticdl.worker.process.channel import LOOK_AGAIN_S, Channel, Ended
 from elasticdl.worker.process.shutdown import Draining, Shutdown
+from elasticdl.worker.process.thread_queue import LOOK_AGAIN_S, Ended, ThreadQueue
 
 _MOST_COPY_ORDERS = 64
 
@@ -44,7 +44,7 @@ class Generations:
         self._clock = clock
         self._drop = drop
         self.changed = threading.Condition()
-        self.copies: Channel[RingSave | RingDrop] = Channel(_MOST_COPY_ORDERS)
+        self.copies: ThreadQueue[RingSave | RingDrop] = ThreadQueue(_MOST_COPY_ORDERS)
         self._newest: RingGeneration | None = None
         self._without_since_s: dict[str, float] = {}
         """Since when the newest ring, and all after it, are without these former members."""

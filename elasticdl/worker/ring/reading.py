@@ -22,9 +22,9 @@ from elasticdl.shard import Lease, Task, WorkItem
 from elasticdl.time_use import TimeUse
 from elasticdl.worker.pipeline.reading import Sources
 from elasticdl.worker.pipeline.record_order import LoadedShard, Positions, order_of
-from elasticdl.worker.process.channel import LOOK_AGAIN_S, Ended
 from elasticdl.worker.process.hang_watch import HangWatch
 from elasticdl.worker.process.shutdown import Draining, Shutdown
+from elasticdl.worker.process.thread_queue import LOOK_AGAIN_S, Ended
 from elasticdl.worker.process.time_account import Stage, TimeAccount
 
 if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds

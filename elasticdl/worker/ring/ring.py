@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from elasticdl.model.horovod import horovod
 from elasticdl.tls.relay import RelayThread
-from elasticdl.worker.ring.protocol import RingBroken, RingMembership, Tensor
+from elasticdl.worker.ring.base import RingBroken, RingMembership, Tensor
 
 _log = logging.getLogger(__name__)
 

@@ -20,12 +20,12 @@ from elasticdl.shard import Lease, Shard, ShardId, Task, WorkItem
 from elasticdl.time_use import TimeUse
 from elasticdl.worker.pipeline.context import WorkerContext
 from elasticdl.worker.pipeline.outbox import Advance
-from elasticdl.worker.process.channel import LOOK_AGAIN_S
 from elasticdl.worker.process.shutdown import Draining, NonFinite
+from elasticdl.worker.process.thread_queue import LOOK_AGAIN_S
+from elasticdl.worker.ring.base import RingBroken, RingMembership
 from elasticdl.worker.ring.generations import Generations, MemberReporter
 from elasticdl.worker.ring.pause import Pause
 from elasticdl.worker.ring.position import AT_BEGIN, Position
-from elasticdl.worker.ring.protocol import RingBroken, RingMembership
 from elasticdl.worker.ring.reading import AtBarrier, BatchPart, End, ReadPlan
 from elasticdl.worker.ring.trainer_deps import RingDeps
 

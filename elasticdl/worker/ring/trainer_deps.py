@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from elasticdl.shard import WorkItem
-from elasticdl.worker.ring.protocol import Ring
+from elasticdl.worker.ring.base import Ring
 from elasticdl.worker.ring.reading import RingReading
 
 if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds

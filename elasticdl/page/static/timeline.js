@@ -90,7 +90,7 @@ function selected(all, span) {
   return order === "last" ? bars.reverse() : bars;
 }
 
-export function paintBars() {
+export function paintTimeline() {
   const span = reach(),
     all = job.bars,
     bars = selected(all, span);

@@ -14,11 +14,11 @@ LOOK_AGAIN_S = 1.0
 
 
 class Ended(Exception):
-    """Nothing more will come through this channel."""
+    """Nothing more will come through this queue."""
 
 
 @final
-class Channel(Generic[T]):
+class ThreadQueue(Generic[T]):
     """A bounded queue between two threads that either side, or a third, can end.
 
     `finish` lets the receiver have the remaining items; `close` drops them. Both wake all waiters.
