@@ -21,8 +21,8 @@ from elasticdl.cluster.kubernetes.apiserver import ApiServer
 from elasticdl.cluster.kubernetes.job_objects import pod
 from elasticdl.cluster.kubernetes.plans import Owner, Placement
 from tests.kubernetes import image, many_pods, target_cluster
-from tests.kubernetes.bench import plan
 from tests.kubernetes.jobs import Job, jobs_in
+from tests.kubernetes.scripted_pods import plan
 from tests.kubernetes.target_cluster import TargetCluster
 
 PODS, DELETED = 500, 100

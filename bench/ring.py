@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from bench.jobs import ROOT, cpu_time_s, running
-from bench.ring_peer import horovod_elastic, horovodrun
+from bench.peer_elastic_kills import horovod_elastic, horovodrun
 from bench.ring_recovery import formed, recovery
 from bench.step_log import steps_of
 

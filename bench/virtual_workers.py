@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from bench.jobs import ROOT
-from bench.ring_peer import horovodrun
+from bench.peer_elastic_kills import horovodrun
 
 BATCH, ROUNDS = 128, 12
 FLOATS = (270_000, 4_000_000)

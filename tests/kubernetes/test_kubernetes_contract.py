@@ -12,8 +12,7 @@ import pytest
 
 from elasticdl.cluster.kubernetes.plans import Owner
 from tests.contract import test_cluster_contract as contract
-from tests.kubernetes import bench as benches
-from tests.kubernetes.bench import KubernetesBench
+from tests.kubernetes.scripted_pods import ScriptedPods, scripted_pods
 from tests.kubernetes.target_cluster import TargetCluster
 
 pytestmark = pytest.mark.kubernetes
@@ -27,15 +26,15 @@ def namespace(shared_namespace: str) -> str:
 
 @pytest.fixture
 @asynccontextmanager
-async def bench(place: TargetCluster, owner: Owner) -> AsyncIterator[KubernetesBench]:
-    async with asyncio.timeout(LIMIT_S), benches.bench(place, owner) as ready:
+async def bench(place: TargetCluster, owner: Owner) -> AsyncIterator[ScriptedPods]:
+    async with asyncio.timeout(LIMIT_S), scripted_pods(place, owner) as ready:
         yield ready
 
 
 globals().update({name: test for name, test in vars(contract).items() if name.startswith("test_")})
 
 
-async def test_a_shorter_grace_asked_for_later_counts(bench: KubernetesBench) -> None:
+async def test_a_shorter_grace_asked_for_later_counts(bench: ScriptedPods) -> None:
     # In place of the contract's own: a node that was quick to end the pod waits for the first grace
     # (kubernetes/kubernetes#83916), so that only the telling of it keeps the promise.
     await bench.start_stubborn(contract.W0)

@@ -17,13 +17,13 @@ from elasticdl.cluster.kubernetes.cluster import ClusterOptions
 from elasticdl.cluster.kubernetes.job_objects import pod
 from elasticdl.cluster.kubernetes.plans import Identity, Image, Owner, Placement, Resources
 from elasticdl.master.core.processes.causes import Cause, verdict_of
-from tests.kubernetes.bench import SLEEP, KubernetesBench, bench, plan
+from tests.kubernetes.scripted_pods import SLEEP, ScriptedPods, plan, scripted_pods
 from tests.kubernetes.target_cluster import TargetCluster
 
 pytestmark = pytest.mark.kubernetes
 LIMIT_S = 200.0
 W0, W1, W2 = (ProcessName(Role.WORKER, index) for index in range(3))
-Scenario: TypeAlias = Callable[[KubernetesBench], Coroutine[Any, Any, None]]
+Scenario: TypeAlias = Callable[[ScriptedPods], Coroutine[Any, Any, None]]
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def namespace(shared_namespace: str) -> str:
 def run(place: TargetCluster, owner: Owner) -> Callable[..., None]:
     def run_scenario(scenario: Scenario, habits: ClusterOptions | None = None) -> None:
         async def with_cluster() -> None:
-            async with asyncio.timeout(LIMIT_S), bench(place, owner, habits) as ready:
+            async with asyncio.timeout(LIMIT_S), scripted_pods(place, owner, habits) as ready:
                 await scenario(ready)
 
         asyncio.run(with_cluster())
@@ -55,7 +55,7 @@ def apply(place: TargetCluster, namespace: str, **body: Any) -> None:
 def test_a_pod_that_somebody_deleted_has_ended_and_we_did_not_ask_for_it(
     run: Callable[[Scenario], None],
 ) -> None:
-    async def scenario(b: KubernetesBench) -> None:
+    async def scenario(b: ScriptedPods) -> None:
         await b.start(W0)
         await asyncio.to_thread(b.place.delete, "pods", b.pod(W0), namespace=b.owner.namespace)
         status = await b.ended(W0)
@@ -67,7 +67,7 @@ def test_a_pod_that_somebody_deleted_has_ended_and_we_did_not_ask_for_it(
 def test_a_pod_that_was_forced_away_has_ended_and_nothing_is_known(
     run: Callable[[Scenario], None],
 ) -> None:
-    async def scenario(b: KubernetesBench) -> None:
+    async def scenario(b: ScriptedPods) -> None:
         await b.start(W0)
         await asyncio.to_thread(
             b.place.kubectl,
@@ -86,7 +86,7 @@ def test_a_pod_that_was_forced_away_has_ended_and_nothing_is_known(
 
 
 def test_an_eviction_through_the_api_is_told_as_one(run: Callable[[Scenario], None]) -> None:
-    async def scenario(b: KubernetesBench) -> None:
+    async def scenario(b: ScriptedPods) -> None:
         await b.start(W0)
         eviction = {
             "apiVersion": "policy/v1",
@@ -103,7 +103,7 @@ def test_an_eviction_through_the_api_is_told_as_one(run: Callable[[Scenario], No
 
 
 def test_too_much_memory_is_told_by_the_platforms_reason(run: Callable[[Scenario], None]) -> None:
-    async def scenario(b: KubernetesBench) -> None:
+    async def scenario(b: ScriptedPods) -> None:
         b.change_plan(W0, resources=Resources({"memory": "16Mi"}, {"memory": "16Mi"}))
         await b.create(W0, "exec tail /dev/zero")
         status = await b.ended(W0)
@@ -114,7 +114,7 @@ def test_too_much_memory_is_told_by_the_platforms_reason(run: Callable[[Scenario
 
 
 def test_the_last_words_of_a_process_come_with_its_end(run: Callable[[Scenario], None]) -> None:
-    async def scenario(b: KubernetesBench) -> None:
+    async def scenario(b: ScriptedPods) -> None:
         await b.create(W0, "echo Traceback; echo ValueError: no such thing; exit 1")
         status = await b.ended(W0)
         assert status.log_tail.splitlines() == ["Traceback", "ValueError: no such thing"]
@@ -125,7 +125,7 @@ def test_the_last_words_of_a_process_come_with_its_end(run: Callable[[Scenario],
 def test_last_words_too_long_for_a_status_are_read_from_the_log(
     run: Callable[[Scenario], None],
 ) -> None:
-    async def scenario(b: KubernetesBench) -> None:
+    async def scenario(b: ScriptedPods) -> None:
         await b.create(W0, f"echo FIRST; for i in $(seq 50); do echo {'x' * 80} $i; done; exit 1")
         lines = (await b.ended(W0)).log_tail.splitlines()
         assert (lines[0], len(lines)) == ("FIRST", 51)
@@ -136,7 +136,7 @@ def test_last_words_too_long_for_a_status_are_read_from_the_log(
 def test_a_program_that_is_not_there_ends_with_the_platforms_words(
     run: Callable[[Scenario], None],
 ) -> None:
-    async def scenario(b: KubernetesBench) -> None:
+    async def scenario(b: ScriptedPods) -> None:
         await b.cluster.create(ProcessSpec(W0, ("/no/such/program",)))
         status = await b.ended(W0)
         assert status.reason == "StartError"
@@ -162,7 +162,7 @@ def unpullable(whole_cluster: TargetCluster) -> Iterator[Future[None]]:
 
 
 async def _unpullable(place: TargetCluster, owner: Owner) -> None:
-    async with asyncio.timeout(LIMIT_S), bench(place, owner) as b:
+    async with asyncio.timeout(LIMIT_S), scripted_pods(place, owner) as b:
         began_s = time.monotonic()
         b.change_plan(W0, image=Image("registry.invalid/zoo:1"))
         await b.create(W0, SLEEP)
@@ -180,7 +180,7 @@ async def _unpullable(place: TargetCluster, owner: Owner) -> None:
 def test_a_pod_without_room_says_what_is_lacking_and_is_deleted_without_ever_running(
     run: Callable[[Scenario], None],
 ) -> None:
-    async def scenario(b: KubernetesBench) -> None:
+    async def scenario(b: ScriptedPods) -> None:
         b.change_plan(W0, resources=Resources({"cpu": "900"}))
         await b.create(W0, SLEEP)
         assert "Insufficient cpu" in await b.waits(W0, "no node has room")
@@ -196,7 +196,7 @@ def test_quota_refuses_in_words_and_there_is_room_again_when_a_process_has_ended
 ) -> None:
     apply(place, namespace, apiVersion="v1", kind="ResourceQuota", spec={"hard": {"pods": "1"}})
 
-    async def scenario(b: KubernetesBench) -> None:
+    async def scenario(b: ScriptedPods) -> None:
         await b.start(W0)
         await _refused(
             b, W1, retry=True, words=["quota test exhausted", "pods 1 of 1 used, 1 more asked for"]
@@ -217,7 +217,7 @@ def test_quota_refuses_in_words_and_there_is_room_again_when_a_process_has_ended
 def test_what_pod_security_does_not_allow_is_refused_for_good_with_its_words(
     run: Callable[[Scenario], None],
 ) -> None:
-    async def scenario(b: KubernetesBench) -> None:
+    async def scenario(b: ScriptedPods) -> None:
         b.change_plan(W0, identity=Identity(user=0))
         await _refused(b, W0, retry=False, words=["pod security (restricted", "runAsUser=0"])
 
@@ -227,7 +227,7 @@ def test_what_pod_security_does_not_allow_is_refused_for_good_with_its_words(
 def test_a_priority_class_or_service_account_that_is_not_there_is_refused_for_good(
     run: Callable[[Scenario], None],
 ) -> None:
-    async def scenario(b: KubernetesBench) -> None:
+    async def scenario(b: ScriptedPods) -> None:
         b.change_plan(W0, placement=Placement("no-such-class"))
         await _refused(b, W0, retry=False, words=["no priority class no-such-class"])
         b.change_plan(W0, identity=Identity("nobody", user=1000))
@@ -245,7 +245,7 @@ def test_a_pod_of_somebody_else_is_left_alone(
     name = theirs["metadata"]["name"]
     uid = place.read("pods", name, namespace=owner.namespace)["metadata"]["uid"]
 
-    async def scenario(b: KubernetesBench) -> None:
+    async def scenario(b: ScriptedPods) -> None:
         await _refused(b, W0, retry=False, words=[b.pod(W0), "does not belong to this job"])
 
     try:
@@ -259,11 +259,11 @@ def test_a_pod_of_somebody_else_is_left_alone(
 def test_a_master_that_replaces_another_finds_its_processes_and_their_ends(
     run: Callable[[Scenario], None], place: TargetCluster, owner: Owner
 ) -> None:
-    async def scenario(b: KubernetesBench) -> None:
+    async def scenario(b: ScriptedPods) -> None:
         await b.start(W0)
         await b.create(W1, "exit 7")
         await b.ended(W1)
-        async with bench(place, owner) as successor:
+        async with scripted_pods(place, owner) as successor:
             seen = await successor.seen(W0)
             assert isinstance(seen, ProcessObserved) and seen.where
             assert (await successor.ended(W1)).exit_code == 7
@@ -290,7 +290,7 @@ def test_a_node_that_falls_silent_is_told_as_lost_and_comes_back(
         pytest.skip("only the tests' own cluster may lose its node")
     cluster = place.own
 
-    async def scenario(b: KubernetesBench) -> None:
+    async def scenario(b: ScriptedPods) -> None:
         # As a user may say it; by default a pod stays with a node that is gone for 30 s.
         soon = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 1}
         gone = tuple(
@@ -319,7 +319,7 @@ def test_nothing_is_missed_while_the_api_server_is_away(
         pytest.skip("only the tests' own cluster may lose its API server")
     cluster = place.own
 
-    async def scenario(b: KubernetesBench) -> None:
+    async def scenario(b: ScriptedPods) -> None:
         await b.create(W0, "sleep 6; exit 5")
         await b.seen(W0)
         await b.start(W1)
@@ -340,7 +340,7 @@ def test_nothing_is_missed_while_the_api_server_is_away(
     run(scenario)
 
 
-async def _created(b: KubernetesBench, name: ProcessName) -> None:
+async def _created(b: ScriptedPods, name: ProcessName) -> None:
     """As a job does it: what is refused for now is asked for again."""
     async with asyncio.timeout(90):
         while True:
@@ -351,7 +351,7 @@ async def _created(b: KubernetesBench, name: ProcessName) -> None:
                 await asyncio.sleep(0.2)
 
 
-async def _refused(b: KubernetesBench, name: ProcessName, *, retry: bool, words: list[str]) -> None:
+async def _refused(b: ScriptedPods, name: ProcessName, *, retry: bool, words: list[str]) -> None:
     with pytest.raises(CreateRefused) as refused:
         await b.create(name, SLEEP)
     assert refused.value.retry == retry

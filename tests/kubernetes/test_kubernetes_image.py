@@ -15,7 +15,7 @@ from elasticdl.cli.zoo_template import MODULE
 from elasticdl.cluster.base import ExitStatus, ProcessName, ProcessSpec, Role
 from elasticdl.cluster.kubernetes.plans import Identity, Image, Owner, Resources
 from tests.kubernetes import image
-from tests.kubernetes.bench import bench, plan
+from tests.kubernetes.scripted_pods import plan, scripted_pods
 from tests.kubernetes.target_cluster import TargetCluster
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]
@@ -37,7 +37,7 @@ def printed(place: TargetCluster, owner: Owner, name: str, *command: str) -> tup
     """How a pod with this command ended, and all that it printed."""
 
     async def scenario() -> tuple[ExitStatus, str]:
-        async with bench(place, owner) as b:
+        async with scripted_pods(place, owner) as b:
             process = ProcessName(Role.WORKER, 0)
             # Who runs it is the image's own business: no user is set.
             b.plans[process] = replace(

@@ -22,7 +22,7 @@ from elasticdl.cluster.kubernetes.creating import Creator
 from elasticdl.cluster.kubernetes.job_objects import network_policy, services, token_secret
 from elasticdl.cluster.kubernetes.plans import GangApi, Owner
 from elasticdl.cluster.kubernetes.process_secrets import ProcessSecrets
-from tests.kubernetes.bench import plan
+from tests.kubernetes.scripted_pods import plan
 from tests.kubernetes.target_cluster import TargetCluster
 
 pytestmark = pytest.mark.kubernetes

@@ -33,7 +33,7 @@ def plan(place: TargetCluster, **resources: dict[str, str]) -> PodPlan:
     )
 
 
-class KubernetesBench:
+class ScriptedPods:
     """A `KubernetesCluster` and the means to have its pods behave in some way.
 
     Also the contract suite's bench.
@@ -134,13 +134,13 @@ class KubernetesBench:
 
 
 @asynccontextmanager
-async def bench(
+async def scripted_pods(
     place: TargetCluster, owner: Owner, habits: ClusterOptions | None = None
-) -> AsyncIterator[KubernetesBench]:
+) -> AsyncIterator[ScriptedPods]:
     """A cluster under test for `owner`; what is left of it ends with the context."""
     api = await place.connect()
     plans: dict[ProcessName, PodPlan] = {}
-    ready = KubernetesBench(place, owner, plans)
+    ready = ScriptedPods(place, owner, plans)
     ready.cluster = KubernetesCluster(
         api, owner, lambda one: plans.get(one.name, ready.default), habits
     )
