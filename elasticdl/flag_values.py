@@ -8,7 +8,7 @@ from typing import Self, TypeAlias
 
 from pydantic import BaseModel, Field, model_serializer, model_validator
 
-from elasticdl.flag import path_or_address, shows_secret
+from elasticdl.addresses import path_or_address, shows_secret
 from elasticdl.kubernetes_flags import is_json, parse_json
 
 MAX_WORKERS = 10_000

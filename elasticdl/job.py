@@ -13,8 +13,9 @@ from pydantic import (
     ValidationError,
 )
 
+from elasticdl.addresses import is_address, replaces_at_once
 from elasticdl.errors import SpecError
-from elasticdl.flag import UnusedOnRing, is_address, mark, replaces_at_once
+from elasticdl.flag import UnusedOnRing, mark
 from elasticdl.flag_values import ServerRange
 from elasticdl.job_choices import (
     TLS_AUTO,

@@ -18,21 +18,9 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
+from elasticdl.addresses import local_path, only_address, path_or_address, place_of_job
 from elasticdl.errors import SpecError
-from elasticdl.flag import (
-    DATA,
-    DIRECTORY,
-    PLACE,
-    NeededBy,
-    UnusedOnRing,
-    UsedBy,
-    Value,
-    local_path,
-    mark,
-    only_address,
-    path_or_address,
-    place_of_job,
-)
+from elasticdl.flag import DATA, DIRECTORY, PLACE, NeededBy, UnusedOnRing, UsedBy, Value, mark
 from elasticdl.flag_values import (
     MAX_WORKERS,
     Scalar,

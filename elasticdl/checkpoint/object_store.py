@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from elasticdl.addresses import is_address
 from elasticdl.checkpoint import copies
 from elasticdl.checkpoint.directories import FoundCheckpoint, first_intact, usable
 from elasticdl.checkpoint.layout import MANIFEST, directory_name
 from elasticdl.checkpoint.manifest import Manifest
 from elasticdl.errors import ElasticDLError, TransientError
-from elasticdl.flag import is_address
 from elasticdl.storage.address import below
 from elasticdl.storage.attempts import RUNNING
 from elasticdl.storage.store import store_of

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from elasticdl.addresses import is_address
 from elasticdl.checkpoint import directories
 from elasticdl.checkpoint.manifest import Manifest
 from elasticdl.errors import ElasticDLError
-from elasticdl.flag import is_address
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action, Strategy
 

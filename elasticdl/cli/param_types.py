@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, final
 
 import click
 
+from elasticdl.addresses import local_path
 from elasticdl.errors import SpecError
-from elasticdl.flag import local_path
 
 if TYPE_CHECKING:
     _Typed = click.ParamType[Any]

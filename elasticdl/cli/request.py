@@ -15,11 +15,12 @@ from glob import has_magic
 from pathlib import Path
 from typing import Any, final
 
+from elasticdl.addresses import is_address, path_or_address
 from elasticdl.cli.views.console import tell
 from elasticdl.data.sql_address import is_duckdb, parse_sql
 from elasticdl.data.sqlite_address import is_sqlite, parse_sqlite
 from elasticdl.errors import SpecError, UserError
-from elasticdl.flag import DATA, DIRECTORY, PLACE, Value, is_address, mark, path_or_address
+from elasticdl.flag import DATA, DIRECTORY, PLACE, Value, mark
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.job_flags import FIELDS, refuse_unknown, refuse_unused

@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, final
 
+from elasticdl.addresses import is_address
 from elasticdl.data import index_cache
 from elasticdl.data.base import Block, Metadata
 from elasticdl.data.file_reader import FileFormat
 from elasticdl.data.files import DataFile, LocalFile, LocalOpenFile
 from elasticdl.errors import PermanentError, UserError
-from elasticdl.flag import is_address
 
 _CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 _PIECE_BYTES = 4 << 20

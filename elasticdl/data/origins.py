@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from glob import has_magic
 
+from elasticdl.addresses import is_address
 from elasticdl.data.files import DataFile, expand_path, look_at_path
 from elasticdl.data.saved_datasets import saved_files
 from elasticdl.data.sql_address import is_sql, parse_sql
 from elasticdl.data.sqlite_address import is_sqlite, parse_sqlite
 from elasticdl.errors import UserError
-from elasticdl.flag import is_address
 
 _LOOKS_AT_ONCE = 16
 

@@ -18,10 +18,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from elasticdl.addresses import is_address
 from elasticdl.data import index_cache
 from elasticdl.data.files import DataFile
 from elasticdl.errors import Corrupted, UserError
-from elasticdl.flag import is_address
 from elasticdl.native._native import crc32c
 
 STRIDE_RECORDS = 256

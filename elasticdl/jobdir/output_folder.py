@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from elasticdl.addresses import is_address
 from elasticdl.errors import SpecError, UserError
-from elasticdl.flag import is_address
 
 if TYPE_CHECKING:
     from elasticdl.job import JobSpec

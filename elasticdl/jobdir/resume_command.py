@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elasticdl.addresses import is_address
 from elasticdl.checkpoint.layout import has_checkpoint, incomplete_checkpoint
-from elasticdl.flag import is_address
 from elasticdl.job_name import next_name
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.output_folder import names_in

@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, final
 
+from elasticdl.addresses import is_address
 from elasticdl.data.index_cache import root
-from elasticdl.flag import is_address
 from elasticdl.jobdir.layout import JobDirectory, read_json, write_json
 from elasticdl.storage.address import parse
 

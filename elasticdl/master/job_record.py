@@ -6,10 +6,10 @@ from collections.abc import Callable
 from signal import Signals
 from typing import TYPE_CHECKING, final
 
+from elasticdl.addresses import is_address
 from elasticdl.clock import SystemClock
 from elasticdl.cluster.local.supervisor.messages import Predecessor
 from elasticdl.errors import ExitCode
-from elasticdl.flag import is_address
 from elasticdl.formatting import spoken
 from elasticdl.history.event_log import METRICS_POLICY, EventLog
 from elasticdl.history.job_event import EventStep, meaning

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
 
-from elasticdl.flag import is_address
+from elasticdl.addresses import is_address
 from elasticdl.history.event_file import EventFile
 
 _RUNS = {"training": "train", "evaluation": "validation"}

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
+from elasticdl.addresses import is_address
 from elasticdl.checkpoint import copies, directories
 from elasticdl.cluster.local.gpus import VISIBLE, member_gpus
 from elasticdl.data import open_custom_reader, open_reader
 from elasticdl.data.base import Block, Reader
 from elasticdl.data.origins import require
 from elasticdl.errors import Corrupted, PermanentError, UserError
-from elasticdl.flag import is_address
 from elasticdl.formatting import BUILDING, amount
 from elasticdl.job import DATA_FLAGS, JobSpec
 from elasticdl.job_choices import Action, Strategy

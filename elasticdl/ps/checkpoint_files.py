@@ -8,12 +8,12 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol, final
 
+from elasticdl.addresses import is_address
 from elasticdl.checkpoint import copies, directories
 from elasticdl.checkpoint.layout import MANIFEST
 from elasticdl.checkpoint.manifest import Manifest, PartFile
 from elasticdl.checkpoint.part import Part, read_header
 from elasticdl.errors import Corrupted, ElasticDLError, PermanentError, TransientError
-from elasticdl.flag import is_address
 from elasticdl.ps.saving import ServerPart
 from elasticdl.ps.scratch import temporary
 

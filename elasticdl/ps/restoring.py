@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeAlias, final
 
+from elasticdl.addresses import is_address
 from elasticdl.checkpoint import directories, object_store
 from elasticdl.checkpoint.layout import MANIFEST
 from elasticdl.checkpoint.manifest import Link, Manifest, PartFile, name_when_written
 from elasticdl.checkpoint.part import Part
 from elasticdl.errors import Corrupted, UserError
-from elasticdl.flag import is_address
 from elasticdl.native import _native
 from elasticdl.ps.checkpoint_files import CheckpointFiles, files_of
 from elasticdl.ps.saving import ServerPart

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from elasticdl.addresses import is_address
 from elasticdl.checkpoint import object_store
 from elasticdl.checkpoint.layout import part_name
 from elasticdl.checkpoint.manifest import checksum_of
 from elasticdl.checkpoint.part import Part, PartHeader
 from elasticdl.embedding.spec import ParametersSpec
 from elasticdl.errors import PermanentError, TransientError
-from elasticdl.flag import is_address
 from elasticdl.native import _native
 from elasticdl.private_file import FILE_MODE
 from elasticdl.ps.scratch import temporary

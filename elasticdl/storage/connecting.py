@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from elasticdl.addresses import SCHEMES
 from elasticdl.errors import UserError
 from elasticdl.storage.address import Address
 from elasticdl.storage.attempts import Limits, attempt, reason
@@ -14,7 +15,6 @@ from elasticdl.storage.attempts import Limits, attempt, reason
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
-_OF_PYARROW = {"gs": "gs", "gcs": "gs", "abfs": "abfs", "abfss": "abfss", "hdfs": "hdfs"}
 _CONNECT_S = 5.0
 _GOOGLE_RETRY_S = 10
 # An object below 5 MB takes one request to write in place of three. The stubs lack it.
@@ -28,11 +28,12 @@ def connected(root: Address, limits: Limits) -> tuple[FileSystem, str]:
 
     Raises UserError, or TransientError after the time limit.
     """
-    if root.scheme in ("s3", "s3a"):
+    found = SCHEMES.get(root.scheme)
+    if found is None:
+        return attempt(str(root), "connect", lambda: _of_fsspec(root), limits)
+    if found.system == "s3":
         return attempt(str(root), "connect", lambda: _s3(root), limits), root.host
-    if root.scheme in _OF_PYARROW:
-        return attempt(str(root), "connect", lambda: _of_pyarrow(root), limits)
-    return attempt(str(root), "connect", lambda: _of_fsspec(root), limits)
+    return attempt(str(root), "connect", lambda: _of_pyarrow(root, found.system), limits)
 
 
 def _s3(root: Address) -> FileSystem:
@@ -58,11 +59,10 @@ def _s3(root: Address) -> FileSystem:
     )
 
 
-def _of_pyarrow(root: Address) -> tuple[FileSystem, str]:
+def _of_pyarrow(root: Address, scheme: str) -> tuple[FileSystem, str]:
     from pyarrow.fs import FileSystem
 
     try:
-        scheme = _OF_PYARROW[root.scheme]
         # Google's client would repeat by itself for 15 minutes.
         options = f"?retry_limit_seconds={_GOOGLE_RETRY_S}" if scheme == "gs" else ""
         system, path = FileSystem.from_uri(f"{scheme}://{root.host}/{options}")

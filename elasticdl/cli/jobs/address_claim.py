@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from elasticdl.addresses import is_address
 from elasticdl.checkpoint import copies
 from elasticdl.cli.jobs.job_claim import (
     JobNameTaken,
@@ -19,7 +20,6 @@ from elasticdl.cli.jobs.job_claim import (
 )
 from elasticdl.cli.views.console import tell
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, SpecError
-from elasticdl.flag import is_address
 from elasticdl.job import JobSpec
 from elasticdl.job_name import next_name
 from elasticdl.jobdir.address_copy import AddressCopy, Index, continues, facts_of, fetch, read_index

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from elasticdl.addresses import is_address
 from elasticdl.checkpoint.layout import has_checkpoint
 from elasticdl.errors import ElasticDLError, PermanentError, SpecError
-from elasticdl.flag import is_address
 from elasticdl.job import JobSpec
 from elasticdl.job_name import next_name
 from elasticdl.jobdir.flags_file import write_flags

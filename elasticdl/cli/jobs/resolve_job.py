@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from elasticdl.addresses import is_address, refuse_one_slash
 from elasticdl.cli.jobs.directory_job import DirectoryJob
 from elasticdl.cli.jobs.job import Job, JobQuery
 from elasticdl.cli.jobs.local_jobs import local_jobs, local_names
 from elasticdl.cluster.kubernetes.kubeconfig import no_cluster
 from elasticdl.errors import ElasticDLError, NoSuchJob, SpecError
-from elasticdl.flag import is_address, refuse_one_slash
 from elasticdl.jobdir.layout import JOBS, JobDirectory
 
 if TYPE_CHECKING:

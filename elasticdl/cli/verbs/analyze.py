@@ -63,9 +63,9 @@ def analyze(
     Writes JSON with the count, missing values, extremes, mean, variance, quantiles and most
     frequent values of each column. `elasticdl.preprocessing.Statistics` reads it in a model module.
     """
+    from elasticdl.addresses import path_or_address
     from elasticdl.data.analysis.run import Analysis
     from elasticdl.data.analysis.run import analyze as run
-    from elasticdl.flag import path_or_address
     from elasticdl.flag_values import parse_params
 
     try:

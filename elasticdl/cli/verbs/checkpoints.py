@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, final
 
 import click
 
+from elasticdl.addresses import is_address
 from elasticdl.cli.completion_sources import job_names
 from elasticdl.cli.job_argument import FORMAT_OPTION, SETTINGS
 from elasticdl.cli.jobs.directory_job import DirectoryJob
@@ -18,7 +19,6 @@ from elasticdl.cli.views import progress
 from elasticdl.cli.views.console import put, show, tell
 from elasticdl.cli.views.documents import Format, render
 from elasticdl.errors import Corrupted, SpecError
-from elasticdl.flag import is_address
 from elasticdl.formatting import NOTHING, amount, size
 from elasticdl.jobdir.layout import JobDirectory, part_of
 from elasticdl.storage.address import below

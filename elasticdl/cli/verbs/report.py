@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
+from elasticdl.addresses import is_address
 from elasticdl.cli.job_argument import SETTINGS, job_argument
 from elasticdl.cli.jobs.job import Job, JobQuery
 from elasticdl.cli.jobs.resolve_job import RULE, resolve_job
 from elasticdl.cli.param_types import LocalPath
 from elasticdl.cli.views.console import put
 from elasticdl.errors import PermanentError, UserError
-from elasticdl.flag import is_address
 
 
 @click.command(context_settings=SETTINGS, epilog=RULE)

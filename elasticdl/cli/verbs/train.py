@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from elasticdl.addresses import is_address
 from elasticdl.cli.job_argument import SETTINGS
 from elasticdl.cli.options import FILE_OPTION, JobCommand, job_options, request_of
 from elasticdl.cli.request import Request, settle, validated
 from elasticdl.cli.views.console import put, silence, tell
 from elasticdl.cli.views.documents import Format, render
 from elasticdl.errors import ExitCode
-from elasticdl.flag import is_address
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 

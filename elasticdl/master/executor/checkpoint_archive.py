@@ -12,13 +12,13 @@ from typing import Protocol, final
 
 from pydantic import ValidationError
 
+from elasticdl.addresses import is_address
 from elasticdl.checkpoint import copies, directories
 from elasticdl.checkpoint.directories import FoundCheckpoint
 from elasticdl.checkpoint.manifest import Link, Manifest, PartFile
 from elasticdl.checkpoint.strategy import strategy_of
 from elasticdl.embedding.spec import ParametersSpec
 from elasticdl.errors import Corrupted, PermanentError, TransientError, UserError
-from elasticdl.flag import is_address
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action, Strategy
 from elasticdl.jobdir.address_owner import require_ours

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Protocol, final
 
 import numpy as np
 
+from elasticdl.addresses import is_address
 from elasticdl.checkpoint import ring_file
 from elasticdl.checkpoint.object_store import upload_part
 from elasticdl.errors import ElasticDLError, PermanentError, TransientError
-from elasticdl.flag import is_address
 from elasticdl.rpc.conversation import (
     Finished,
     RingCut,

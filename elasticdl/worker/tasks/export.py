@@ -13,9 +13,9 @@ from typing import Protocol, TypeAlias, final
 
 import numpy as np
 
+from elasticdl.addresses import is_address
 from elasticdl.embedding.spec import ParametersSpec
 from elasticdl.errors import PermanentError, TransientError
-from elasticdl.flag import is_address
 from elasticdl.rpc.parameters import Floats, Int64s
 from elasticdl.shard import Lease
 from elasticdl.storage import folders

@@ -23,8 +23,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from pathlib import Path
 from typing import Protocol, TypeAlias, final
 
+from elasticdl.addresses import is_address
 from elasticdl.errors import ElasticDLError, PermanentError, UserError
-from elasticdl.flag import is_address
 from elasticdl.jobdir.output_folder import RUN_PREFIX, export_number
 from elasticdl.private_file import FILE_MODE, sync_entry, temporary_name
 from elasticdl.storage import folders

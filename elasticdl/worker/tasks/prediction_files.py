@@ -19,8 +19,8 @@ from typing import IO, Any, Protocol, final
 import numpy as np
 from numpy.typing import NDArray
 
+from elasticdl.addresses import is_address
 from elasticdl.errors import PermanentError
-from elasticdl.flag import is_address
 from elasticdl.shard import Lease, ShardId
 from elasticdl.storage.address import below
 from elasticdl.storage.attempts import Absent
