@@ -18,8 +18,8 @@ SLOW_S = 10.0
 _AWAY_S = 1.0
 _MOST_OPEN = 1_000
 _MOST_NAMED = 5
-_EXPECTED = ("finished", "drained", "fenced")
-"""Causes of intended ends."""
+EXPECTED = ("finished", "drained", "fenced")
+"""Causes of intended ends: `ASKED` of `master/core/processes/causes.py`, which is a layer above."""
 
 
 @final
@@ -240,13 +240,13 @@ class Story:
         cause = event.cause or "unknown"
         self._causes[cause] += 1
         reason = str(event.details.get("reason", event.text))
-        if cause == "finished" or (cause in _EXPECTED and self._ending):
+        if cause == "finished" or (cause in EXPECTED and self._ending):
             return
         shard = event.details.get("shard")
-        level = "info" if cause in _EXPECTED else "warning"
+        level = "info" if cause in EXPECTED else "warning"
         text = f"{event.process} {reason}"
         entry = self._put(event, What.EXIT, text, level=level, process=event.process, cause=cause)
-        if cause in _EXPECTED:
+        if cause in EXPECTED:
             return
         if isinstance(shard, int):
             key = event.process.rpartition("-")[0], cause, shard

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticdl.cluster.base import ExitStatus
-from elasticdl.history.diagnosis import MOST_ENTRIES, Story
+from elasticdl.history.diagnosis import EXPECTED, MOST_ENTRIES, Story
 from elasticdl.history.diagnosis_text import entry_text
 from elasticdl.history.event_log import EventLog, read_events
 from elasticdl.history.job_event import EventStep, JobEvent, meaning
@@ -25,6 +25,7 @@ from elasticdl.history.snapshot import record_in
 from elasticdl.history.timeline import MOST_ENDED_BARS, Timeline
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
+from elasticdl.master.core.processes.causes import ASKED
 from elasticdl.shard import Applied
 from tests.core.conftest import Bench
 from tests.present import present
@@ -60,6 +61,10 @@ class Recorded(Bench):
     def bar(self, process: str) -> dict[str, Any]:
         bars = self.chronicle.timeline.as_dict(self.t)["bars"]
         return next(bar for bar in bars if bar["process"] == process)
+
+
+def test_the_ends_that_a_diagnosis_expects_are_those_that_the_master_asks_for() -> None:
+    assert set(EXPECTED) == ASKED
 
 
 @pytest.fixture

@@ -44,14 +44,12 @@ from elasticdl.errors import (
     TransientError,
     UserError,
 )
-from elasticdl.master.core.processes.causes import Cause, verdict_of
+from elasticdl.master.core.processes.causes import PLATFORM, Cause, verdict_of
 
 _LOG = logging.getLogger(__name__)
 MakePod: TypeAlias = Callable[[int], Json]
 """The pod of the first, second, … attempt."""
-_LOST: Final = frozenset(
-    (Cause.PREEMPTED, Cause.EVICTED, Cause.NODE_DRAINED, Cause.NODE_LOST, Cause.DELETED)
-)
+_LOST: Final = PLATFORM - {Cause.OUT_OF_MEMORY}
 """Ends that say nothing of the model: another pod checks it."""
 _POD: Final = "the pod that checks model and data"
 _OUTPUT_BYTES: Final = 8 << 20
