@@ -27,29 +27,38 @@ class _Verb:
     """Name of the function if it differs from the command's."""
 
 
-VERBS = {
-    "train": _Verb("train", "Train a model, on this machine or on a cluster."),
-    "evaluate": _Verb("train", "Evaluate a trained model."),
-    "predict": _Verb("train", "Write a trained model's predictions."),
-    "check": _Verb("check", "Validate model and data without starting a job."),
-    "analyze": _Verb("analyze", "Compute statistics of the data's columns."),
-    "list": _Verb("list", "List jobs on this machine and on the cluster.", "list_"),
-    "top": _Verb("top", "Show what the jobs of a cluster have and wait for."),
-    "status": _Verb("status", "Show the state of a job."),
-    "dashboard": _Verb("dashboard", "Open a job's status page in the browser."),
-    "why": _Verb("why", "Explain what happened and what slowed it down."),
-    "report": _Verb("report", "Save a job's status page as a single file."),
-    "logs": _Verb("logs", "Print the logs of a job's processes."),
-    "scale": _Verb("scale", "Change the number of workers or parameter servers."),
-    "checkpoint": _Verb("checkpoint", "Take a checkpoint now."),
-    "checkpoints": _Verb("checkpoints", "List or verify the checkpoints of a job."),
-    "wait": _Verb("wait", "Wait for a job to end and exit with its exit code."),
-    "stop": _Verb("stop", "Stop a job gracefully so that it can be resumed."),
-    "completion": _Verb("completion", "Print the shell completion script."),
-    "cluster": _Verb("cluster", "Prepare a cluster for jobs that share it."),
-    "zoo": _Verb("zoo", "Build and push the image of a model zoo."),
+GROUPS = {
+    "Start a job": {
+        "train": _Verb("train", "Train a model, on this machine or on a cluster."),
+        "evaluate": _Verb("train", "Evaluate a trained model."),
+        "predict": _Verb("train", "Write a trained model's predictions."),
+        "check": _Verb("check", "Validate model and data without starting a job."),
+    },
+    "Inspect jobs": {
+        "list": _Verb("list", "List jobs on this machine and on the cluster.", "list_"),
+        "top": _Verb("top", "Show what the jobs of a cluster have and wait for."),
+        "status": _Verb("status", "Show the state of a job."),
+        "dashboard": _Verb("dashboard", "Open a job's status page in the browser."),
+        "why": _Verb("why", "Explain what happened and what slowed it down."),
+        "report": _Verb("report", "Save a job's status page as a single file."),
+        "logs": _Verb("logs", "Print the logs of a job's processes."),
+        "checkpoints": _Verb("checkpoints", "List or verify the checkpoints of a job."),
+    },
+    "Control a job": {
+        "scale": _Verb("scale", "Change the number of workers or parameter servers."),
+        "checkpoint": _Verb("checkpoint", "Take a checkpoint now."),
+        "wait": _Verb("wait", "Wait for a job to end and exit with its exit code."),
+        "stop": _Verb("stop", "Stop a job gracefully so that it can be resumed."),
+    },
+    "Other": {
+        "analyze": _Verb("analyze", "Compute statistics of the data's columns."),
+        "cluster": _Verb("cluster", "Prepare a cluster for jobs that share it."),
+        "completion": _Verb("completion", "Print the shell completion script."),
+        "zoo": _Verb("zoo", "Build and push the image of a model zoo."),
+    },
 }
-
+"""The commands by their headings in `elasticdl --help`."""
+VERBS = {name: verb for verbs in GROUPS.values() for name, verb in verbs.items()}
 
 COMPLETING = "_ELASTICDL_COMPLETE"
 """Environment variable that a shell sets when it asks for completions."""
@@ -57,14 +66,6 @@ COMPLETING = "_ELASTICDL_COMPLETE"
 
 class _ReaderIsGone(Exception):
     """The reader closed our output. Not an OSError, since click reports those as failures."""
-
-
-GROUPS = {
-    "Start a job": ("train", "evaluate", "predict", "check"),
-    "Inspect jobs": ("list", "top", "status", "dashboard", "why", "report", "logs", "checkpoints"),
-    "Control a job": ("scale", "checkpoint", "wait", "stop"),
-    "Other": ("analyze", "cluster", "completion", "zoo"),
-}
 
 
 @final
@@ -92,9 +93,9 @@ class _Verbs(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, VERBS))
-        for title, names in GROUPS.items():
+        for title, verbs in GROUPS.items():
             with formatter.section(title):
-                formatter.write_dl([(name.ljust(width), VERBS[name].help) for name in names])
+                formatter.write_dl([(name.ljust(width), verb.help) for name, verb in verbs.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

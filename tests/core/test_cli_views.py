@@ -15,6 +15,7 @@ from rich.console import Console
 from elasticdl.cli.jobs.event_follower import Events
 from elasticdl.cli.jobs.job import JobLocation, Kind, Report
 from elasticdl.cli.jobs.local_launch import LocalRun, outcome_of, refusal_of
+from elasticdl.cli.verbs.list import as_row
 from elasticdl.cli.verbs.status import lines
 from elasticdl.cli.views import progress
 from elasticdl.cli.views.documents import Format
@@ -413,7 +414,7 @@ def test_a_job_on_a_cluster_shows_what_it_has_of_it(share: ClusterShare, told: s
 def test_a_status_says_how_the_workers_train_and_why(steps: StepsStatus, told: str) -> None:
     report = Report("ads", JobLocation(Kind.LOCAL), "running", 1.0, status(steps=steps))
     assert told in lines(report)
-    assert report.as_row()["steps"] == {"sync": steps.sync, "reason": steps.reason}
+    assert as_row(report)["steps"] == {"sync": steps.sync, "reason": steps.reason}
 
 
 def test_the_end_of_a_process_is_told_once() -> None:

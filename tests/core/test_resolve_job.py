@@ -17,6 +17,7 @@ from elasticdl.cli.jobs.job import JobQuery, Kind
 from elasticdl.cli.jobs.local_jobs import local_jobs
 from elasticdl.cli.jobs.resolve_job import resolve_job
 from elasticdl.cli.main import run
+from elasticdl.cli.verbs.list import as_row
 from elasticdl.cli.verbs.status import lines
 from elasticdl.cli.views.progress import age, ends, table
 from elasticdl.cluster.kubernetes.kubeconfig import contexts, no_cluster
@@ -175,7 +176,7 @@ def test_a_job_that_has_ended_answers_from_what_it_left(here: Path) -> None:
         130,
     )
     assert "no checkpoint exists" in report.hint
-    assert report.as_row()["records"] == {"trained": 0, "expected": 0}
+    assert as_row(report)["records"] == {"trained": 0, "expected": 0}
 
 
 def test_a_job_that_failed_before_it_began_has_a_status_too(here: Path) -> None:

@@ -79,14 +79,6 @@ class Report:
         state = {"state": self.state, "age_s": round(self.age_s, 1)}
         return {**head, **state, **self.status.to_json(), **tail}
 
-    def as_row(self) -> dict[str, object]:
-        """Return a row of `list`."""
-        whole, counts = self.as_dict(), self.status.records
-        records = {"trained": counts.trained, "expected": counts.expected}
-        steps = whole["steps"]
-        keys = "job place namespace job_dir state age_s message exit_code outcome"
-        return {**{key: whole[key] for key in keys.split()}, "records": records, "steps": steps}
-
 
 @final
 @dataclass(frozen=True, slots=True)

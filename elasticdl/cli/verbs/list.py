@@ -49,7 +49,7 @@ def list_(namespace: str, kube_context: str, everywhere: bool, form: str) -> Non
                 raise
             tell(f"cannot list the jobs of the current kube context: {error.message}")
     if form != Format.TABLE:
-        put(render([report.as_row() for report in reports], Format(form)))
+        put(render([as_row(report) for report in reports], Format(form)))
         return
     if not reports:
         tell(f"there are no jobs in {' or '.join(looked)}")
@@ -81,7 +81,6 @@ def _what(report: Report) -> str:
     return (report.outcome or report.status.message).partition("\n")[0]
 
 
-# `Report.as_row` has the fields of JSON and YAML.
 _COLUMNS: Mapping[str, Callable[[Report], str]] = {
     "JOB": lambda report: report.job,
     "WHERE": _where,
@@ -91,6 +90,15 @@ _COLUMNS: Mapping[str, Callable[[Report], str]] = {
     "AGE": lambda report: progress.age(report.age_s),
     "WHAT": _what,
 }
+
+
+def as_row(report: Report) -> dict[str, object]:
+    """Return what JSON and YAML have of a job."""
+    whole, counts = report.as_dict(), report.status.records
+    records = {"trained": counts.trained, "expected": counts.expected}
+    steps = whole["steps"]
+    keys = "job place namespace job_dir state age_s message exit_code outcome"
+    return {**{key: whole[key] for key in keys.split()}, "records": records, "steps": steps}
 
 
 def _local() -> list[Report]:
