@@ -125,7 +125,7 @@ def test_the_newest_checkpoint_has_the_ledger_that_a_ring_goes_back_to_however_l
         newest = cut(job, 20)
         saved(job, newest)
     saved(job, slow)
-    found = job.state._checkpointing.saved
+    found = job.state._checkpointing.complete.saved
     assert [one.version for one in found] == ([10, 20] if overtaken else [10])
     assert found[-1].ledger == newest.ledger and not any(one.ledger for one in found[:-1])
 

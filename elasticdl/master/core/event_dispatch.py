@@ -240,7 +240,7 @@ class EventDispatch:
         self._parts.checkpointing.start(event.version)
         self._parts.evaluation.start(event.version)
         self._parts.exporting.start(event.version, event.exported)
-        self._parts.checkpointing.begun_with(event.restore_from, event.ledger)
+        self._parts.checkpointing.complete.begun_with(event.restore_from, event.ledger)
         self._parts.coordination.begin(event.ledger, event.version)
         try:
             self._context.work = first_ledger(self._context, self._parts.evaluation, event)

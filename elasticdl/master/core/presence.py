@@ -53,7 +53,7 @@ def presence_of(
     everyone = context.processes.all.values()
     gone = tuple(one.name for one in everyone if not one.heard)
     ring = coordination.status()
-    saving, saved = checkpointing.saving, checkpointing.saved
+    saving, saved = checkpointing.saving, checkpointing.complete.saved
     return Presence(
         attached=tuple(
             AttachedProcess(one.name, one.instance, one.control_address, bool(one.part))

@@ -31,7 +31,7 @@ class ProgressMarks:
 
     def now(self) -> Mark:
         """The job's current mark."""
-        evaluation, saved = self._evaluation, self._checkpointing.saved
+        evaluation, saved = self._evaluation, self._checkpointing.complete.saved
         current, results = evaluation.round, evaluation.results
         evaluated = 0
         if current is not None:

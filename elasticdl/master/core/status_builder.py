@@ -117,9 +117,7 @@ def status(
         loss=context.loss,
         metrics=dict(context.metrics),
         rounds=_rounds(evaluation),
-        checkpoints=tuple(
-            CheckpointStatus(s.version, s.path, s.bytes, s.at_s) for s in checkpointing.saved
-        ),
+        checkpoints=_checkpoints(checkpointing),
         ring=coordination.status(),
         waiting=(*pending.waits(), *_waiting(context, coordination, checkpointing)),
         parked=tuple(context.given_up),
@@ -131,15 +129,27 @@ def status(
         moved_s=0.0,
         gauges={},
         dropped={str(cause): count for cause, count in sorted(context.dropped.items())},
-        ends={
-            str(role): {str(cause): count for cause, count in ends.items()}
-            for role, ends in context.processes.ends.items()
-        },
+        ends=_ends(context),
         states=_states(context),
         cluster_share=_cluster_share(context),
         updates=account.updates,
         steps=_steps(context),
     )
+
+
+def _checkpoints(checkpointing: Checkpointing) -> tuple[CheckpointStatus, ...]:
+    return tuple(
+        CheckpointStatus(one.version, one.path, one.bytes, one.at_s)
+        for one in checkpointing.complete.saved
+    )
+
+
+def _ends(context: JobContext) -> dict[str, dict[str, int]]:
+    """How many processes of each role ended, by cause."""
+    return {
+        str(role): {str(cause): count for cause, count in ends.items()}
+        for role, ends in context.processes.ends.items()
+    }
 
 
 def _listed(context: JobContext) -> Iterable[Process]:

@@ -5,7 +5,6 @@ A failed checkpoint is announced and retried; older ones stay.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import final
 
@@ -13,13 +12,13 @@ from elasticdl.cluster.base import ProcessName
 from elasticdl.formatting import size
 from elasticdl.history.job_event import EventStep, meaning
 from elasticdl.job_choices import Action
-from elasticdl.master.core.checkpoint.early import EarlyCheckpoints
-from elasticdl.master.core.checkpoint.saves import Saved, Saving
+from elasticdl.master.core.checkpoint.complete import CompleteCheckpoints
+from elasticdl.master.core.checkpoint.intervals import Intervals
+from elasticdl.master.core.checkpoint.saves import Saving
 from elasticdl.master.core.checkpoint.snapshots import Snapshots, retry_s
 from elasticdl.master.core.commands import (
     DropSnapshot,
     HurrySnapshot,
-    PruneCheckpoints,
     Purpose,
     SaveSnapshot,
 )
@@ -35,15 +34,8 @@ _TRIES = 5
 A cause that fails this often fails the next try too, so nothing is tried until the next checkpoint
 is due.
 """
-_PAUSE_FACTOR = 50.0
-"""The pause after a checkpoint, in its duration: those by time take at most 2 % of a job's time.
-
-Servers that leave the processors to training while they write take no time from it.
-"""
 _MOST_PAUSED_S = 30.0
 """Of each server while it writes a checkpoint that nobody waits for; less for short intervals."""
-_LEDGERS = 7
-"""Checkpoints before the newest one that a synchronous job can return to."""
 _WHAT_TO_DO = (
     "fix the cause (free disk space; bring the object store back; if the model diverged, stop the"
     " job and --resume with a smaller learning rate), then run `elasticdl checkpoint`"
@@ -58,12 +50,11 @@ class Checkpointing:
         self._context = context
         self._snapshots = snapshots
         self.wanted = ""
+        self.complete = CompleteCheckpoints(context)
+        self.intervals = Intervals(context)
         self.saving: Saving | None = None
         self._slow: Saving | None = None
         """A save that was given up as too slow; it may still complete."""
-        self.saved: list[Saved] = []
-        self.undone: list[int] = []
-        """Versions of complete checkpoints that have undone steps."""
         self.newest_cut_s = -1.0
         """When the newest cut was made of which a checkpoint is complete; below 0 there is none."""
         self.last_problem = ""
@@ -72,9 +63,6 @@ class Checkpointing:
         self._cut: SnapshotId | None = None
         self._wanted_after_cut = ""
         """Why the cut that is under way is not enough."""
-        self._anchor_version = self._begun_version = 0
-        self._begun: Saved | None = None
-        """The checkpoint that the job began with."""
         self._failures = 0
         self._given_up = False
         """Whether the last due checkpoint was given up.
@@ -90,13 +78,7 @@ class Checkpointing:
         """Servers that leave as soon as the wanted checkpoint is there, or that have ended."""
         self._cut_is_final = False
         self._final_done = False
-        self._begun_s = 0.0
-        self._resumed = False
         self._delayed_s = 0.0
-        self._counts_from_s = 0.0
-        """Where intervals by time begin."""
-        self._took_s = 0.0
-        self._early = EarlyCheckpoints(context)
         self._ordered_s: float | None = None
         """When the servers were told to make the cut; None for a ring, which plans it ahead."""
 
@@ -117,15 +99,9 @@ class Checkpointing:
 
     def start(self, version: int) -> None:
         """Count versions from here."""
-        self._anchor_version = self._begun_version = version
-        self._resumed = bool(version)
-        if self._resumed:
-            self._early.saved(self._context.now_s)
-        self._begun_s = self._delayed_s = self._counts_from_s = self._context.now_s
-
-    def begun_with(self, path: str, ledger: str) -> None:
-        """Note the checkpoint that the job begins with, and its ledger ('' for a new one)."""
-        self._begun = Saved(0, path, 0, 0.0, ledger, NOTHING) if path else None
+        self.complete.begun_version = version
+        self.intervals.start(version)
+        self._delayed_s = self._context.now_s
 
     def asked(self, leaving: ProcessName | None = None) -> None:
         """Request a checkpoint, if possible: for a person, or before the server `leaving` goes."""
@@ -151,7 +127,8 @@ class Checkpointing:
             self._context.orders.announce("checkpoint", f"checkpoint requested{self.not_yet()}")
 
     def _announce_leaving(self, server: ProcessName, why_not: str) -> None:
-        since = f"since version {self.saved[-1].version}" if self.saved else "so far"
+        newest = self.complete.newest
+        since = f"since version {newest.version}" if newest else "so far"
         text = f"{server} is leaving; taking a checkpoint first"
         if why_not:
             text = f"{server} is leaving and loses its updates {since}: {why_not}"
@@ -210,11 +187,6 @@ class Checkpointing:
         hopeless = not self.begun or self._failures >= _TRIES
         return self._final_done or (not self.under_way and hopeless)
 
-    @property
-    def anchor(self) -> int:
-        """The newest version that intervals are counted from."""
-        return self._anchor_version
-
     def possible(self) -> bool:
         """Whether a checkpoint can be taken now."""
         phase = (
@@ -237,17 +209,7 @@ class Checkpointing:
     @property
     def due_by_time(self) -> bool:
         """Whether the interval is over and the weights have changed since the last checkpoint."""
-        # Computed anew each time: a Tick must not leave a wish behind, since it is not journaled.
-        context, seconds = self._context, self._seconds
-        # What asks for it stays until one is saved. Failures must not make that an endless loop.
-        early = self._early.due and not self._given_up
-        return (
-            (seconds > 0 or early)
-            and context.phase is Phase.WORKING
-            and context.version > self._anchor_version
-            and context.now_s - self._counts_from_s
-            >= max(0.0 if early else seconds, _PAUSE_FACTOR * self._took_s)
-        )
+        return self.intervals.due_by_time(given_up=self._given_up)
 
     @property
     def server_leaves(self) -> bool:
@@ -259,35 +221,18 @@ class Checkpointing:
 
         A worker soon has no room for pushes that no checkpoint has.
         """
-        self._early.crowded()
+        self.intervals.early.crowded()
         self.hurry()
 
     def worker_ended(self) -> None:
         """Hurry: only the checkpoint after this one has all that the worker pushed."""
-        if self._early.in_pods:
+        if self.intervals.early.in_pods:
             self.hurry()
 
     @property
     def ends_with_one(self) -> bool:
-        """Whether a job that is done takes a last checkpoint.
-
-        A short job that has taken none does not without --checkpoint-steps: to train it again
-        costs less than an interval.
-        """
-        if self._context.spec.checkpoint.checkpoint_steps:
-            return True
-        lasted_s = self._context.now_s - self._begun_s
-        return self._seconds > 0 and (
-            self._resumed or bool(self.saved) or lasted_s >= self._seconds
-        )
-
-    @property
-    def _seconds(self) -> float:
-        """The interval of checkpoints by time; 0: there are none."""
-        spec = self._context.spec
-        if spec.action is not Action.TRAIN or not spec.keeps_checkpoints:
-            return 0.0
-        return spec.checkpoint.checkpoint_seconds
+        """Whether a job that is done takes a last checkpoint."""
+        return self.intervals.ends_with_one(any_saved=bool(self.complete.saved))
 
     def decide(self) -> None:
         """Order a checkpoint of the servers if one is due and possible."""
@@ -312,7 +257,7 @@ class Checkpointing:
         """Expect the ring's next checkpoint at that version. Only if it is `possible`."""
         # Items are planned ahead: without this, the next item would make the same checkpoint due
         # again.
-        self._anchor_version = max(self._anchor_version, version)
+        self.intervals.count_from(version)
         snapshot = self._snapshots.expect(Purpose.CHECKPOINT)
         self._begin(snapshot)
         return snapshot
@@ -322,12 +267,12 @@ class Checkpointing:
 
         A checkpoint of a later version no longer counts as the last one.
         """
-        self._anchor_version = version
+        self.intervals.anchor = version
         self._final_done = False
 
     def undo(self, version: int) -> None:
         """All servers return to that version: checkpoints of later ones have undone steps."""
-        self.saved = [one for one in self.saved if one.version <= version]
+        self.complete.undo(version)
         if self.saving is not None and self.saving.version > version:
             self.saving = replace(self.saving, undone=True)
             if self._awaited:
@@ -361,48 +306,17 @@ class Checkpointing:
 
     def version_changed(self) -> None:
         """Request a checkpoint if the servers' new version makes one due."""
-        steps, version = self._context.spec.checkpoint.checkpoint_steps, self._context.version
-        # A server came back with an older part: count intervals from there, or none would be due
-        # until the version has caught up.
-        if version < self._anchor_version and self._context.version_may_fall():
-            self._anchor_version = version
-        if (
-            steps
-            and self._context.phase is Phase.WORKING
-            and version // steps > self._anchor_version // steps
-        ):
-            self._anchor_version = version
-            self.request(f"version {version}")
+        if self.intervals.due_by_steps():
+            self.request(f"version {self._context.version}")
 
     def mark_of(self, version: int) -> UpdateMark | None:
         """The updates of this run that a server has that restored `version`; None: not known."""
-        for saved in reversed(self.saved):
-            if saved.version == version:
-                return saved.mark
+        if (saved := self.complete.of(version)) is not None:
+            return saved.mark
         if self.saving is not None and self.saving.version == version:
             # A server restored it, so it is complete, before the master was told so.
             return self.saving.mark
-        return NOTHING if version in (0, self._begun_version) else None
-
-    def newest_known(self, before: float = math.inf) -> Saved | None:
-        """The newest checkpoint of a version below `before` that the job can return to.
-
-        None if there is none whose ledger is known.
-        """
-        return next((one for one in reversed(self._known()) if one.version < before), None)
-
-    def _known(self) -> list[Saved]:
-        known = [one for one in self.saved if one.ledger and one.mark is not None]
-        if self._begun is not None:
-            known.insert(0, replace(self._begun, version=self._begun_version))
-        return known
-
-    def prune(self, version: int) -> None:
-        """Remove checkpoints before `version` that are not kept; those to return to are."""
-        in_steps, loading = self._context.spec.trains_in_steps, self._context.loading
-        # On disk, one of undone steps may have the place of an older one.
-        held = tuple(one.path for one in self._known()) if in_steps else ()
-        self._context.orders.give(PruneCheckpoints(version, (*loading, *held)))
+        return NOTHING if version in (0, self.complete.begun_version) else None
 
     def cut(self, snapshot: SnapshotId, version: int, ledger: str, mark: UpdateMark) -> None:
         """Write the frozen view, together with the ledger (JSON) at exactly that point."""
@@ -412,7 +326,7 @@ class Checkpointing:
         self._cut = None
         self.wanted = self.wanted if final_wanted else self._wanted_after_cut
         if self._is_counted(snapshot):
-            self._anchor_version = max(self._anchor_version, version)
+            self.intervals.count_from(version)
         now_s = self._context.now_s
         delays_s = now_s if self._ordered_s is None else self._ordered_s
         hurried, final = snapshot == self._hurried, self._cut_is_final
@@ -427,7 +341,7 @@ class Checkpointing:
 
     @property
     def _keeps(self) -> bool:
-        """Whether older checkpoints stay until `prune`.
+        """Whether older checkpoints stay until `CompleteCheckpoints.prune`.
 
         The job may go back to one meanwhile. And a slow store must not delay the news that the new
         one is complete.
@@ -440,9 +354,10 @@ class Checkpointing:
         # A ring writes a copy of its weights, which is small. After a failure the job has been
         # without a checkpoint for longer.
         on_ring, failed = self._ordered_s is None, bool(self._failures) or self._given_up
-        if self._awaited or self._early.due or self.wanted or on_ring or failed:
+        if self._awaited or self.intervals.early.due or self.wanted or on_ring or failed:
             return 0.0
-        return min(_MOST_PAUSED_S, self._seconds / 2 if self._seconds else _MOST_PAUSED_S)
+        seconds = self.intervals.seconds
+        return min(_MOST_PAUSED_S, seconds / 2 if seconds else _MOST_PAUSED_S)
 
     def completed(self, event: SnapshotSaved) -> None:
         """Note a checkpoint on disk, even one that was given up as too slow."""
@@ -463,17 +378,17 @@ class Checkpointing:
         self._context.orders.give(DropSnapshot(event.snapshot, saved=True))
         if written is not None and written.undone:
             # Nobody may restore it: the job has gone back to an earlier one.
-            self.undone.append(event.version)
+            self.complete.undone.append(event.version)
             return
         if written is not None:
             self.newest_cut_s = max(self.newest_cut_s, written.since_s)
-            self._early.saved(written.delays_s)
+            self.intervals.early.saved(written.delays_s)
         # The last checkpoint may replace one of the same version that was just announced.
-        known = any(saved.path == event.path for saved in self.saved)
-        self._list(event, written, late=late)
+        known = any(saved.path == event.path for saved in self.complete.saved)
+        self.complete.add(event, written, late=late)
         # A server that is away may be reading one of them. The next checkpoint removes them.
         if self._keeps and not self._context.servers_away():
-            self.prune(event.version)
+            self.complete.prune(event.version)
         if not (known and self._final_done):
             text = f"checkpoint of version {event.version} saved, {size(event.bytes)}: {event.path}"
             details = meaning(
@@ -504,44 +419,8 @@ class Checkpointing:
 
     def _pause_after(self, saving: Saving, paused_s: float) -> None:
         self._delayed(saving)
-        now_s = self._context.now_s
         if self._is_counted(saving.id):
-            self._took_s = now_s - paused_s - saving.delays_s
-            if self._context.spec.checkpoints_at:
-                # An upload may take longer than the interval, and must not follow another at once.
-                paused_s = min(paused_s, self._seconds / 2)
-            # As if servers had not paused: else the next one would come later.
-            self._counts_from_s = now_s - paused_s
-
-    def _list(self, event: SnapshotSaved, written: Saving | None, *, late: bool) -> None:
-        """List a checkpoint; it replaces one of the same path, as on disk.
-
-        `late`: newer ones completed earlier.
-        """
-        same = next((saved for saved in self.saved if saved.path == event.path), None)
-        others = [saved for saved in self.saved if saved is not same]
-        known = written if written is not None else same
-        one = Saved(
-            event.version,
-            event.path,
-            event.bytes,
-            event.at_s,
-            known.ledger if known is not None else "",
-            known.mark if known is not None else None,
-        )
-        *older, newest = (
-            sorted((*others, one), key=lambda saved: saved.version) if late else (*others, one)
-        )
-        keep = self._context.spec.checkpoint.keep_checkpoint_max
-        # Servers that cannot read the newest one take one before it.
-        forgotten = len(older) - (_LEDGERS if self._context.spec.trains_in_steps else 0)
-        older = [
-            replace(saved, ledger="") if at < forgotten else saved for at, saved in enumerate(older)
-        ]
-        self.saved = [*older, newest][-keep if keep else 0 :]
-        if 0 < keep <= len(self.saved):
-            # It is removed, or may be.
-            self._begun = None
+            self.intervals.saved(saving.delays_s, paused_s)
 
     def failed(self, snapshot: SnapshotId, reason: str) -> bool:
         """Handle a failed cut or save. False if it is not a checkpoint's."""
@@ -580,7 +459,8 @@ class Checkpointing:
             self._context.orders.announce("checkpoint", text, level="error")
         self._given_up, self._failures, self.wanted = True, 0, ""
         self._awaited, self._leaving = False, ()
-        self._delayed_s = self._counts_from_s = self._context.now_s
+        self._delayed_s = self._context.now_s
+        self.intervals.begin_again()
 
     def tick(self) -> None:
         """Give up a save that takes too long."""

@@ -255,7 +255,7 @@ class Resizing:
             end_s, process.finished = context.now_s + _FINISH_S, True
             process.enter(Life.STOPPING, context.now_s, "its parameters moved", deadline_s=end_s)
         context.orders.give(FinishServers(move.sealed))
-        self._checkpointing.prune(move.version)
+        self._checkpointing.complete.prune(move.version)
         exporter = self._leasing.exporting.server_lost(move.sealed[0])
         for holder in (*self._evaluation.server_lost(move.sealed[0]), *exporter):
             self._leasing.revocation.revoke(holder, "the number of parameter servers changed")
@@ -302,8 +302,9 @@ class Resizing:
 
     def _prune(self) -> None:
         """Remove the checkpoints that the job does not keep. A change removes none."""
-        if saved := self._checkpointing.saved:
-            self._checkpointing.prune(saved[-1].version)
+        complete = self._checkpointing.complete
+        if complete.newest is not None:
+            complete.prune(complete.newest.version)
 
     def _fail(self, problem: str) -> None:
         assert self._move is not None and self._wanted is not None

@@ -66,11 +66,11 @@ class RollingBack:
         if event.kept or not event.name.incarnation:
             return False
         why = f"{event.name} came back without the memory of the process before"
-        if (to := self._checkpointing.newest_known()) is None:
+        if (to := self._checkpointing.complete.newest_known()) is None:
             self._await_first(why)
             return False
         # It may have read one of undone steps before another of the same version replaced that.
-        unsure = to.version in self._checkpointing.undone
+        unsure = to.version in self._checkpointing.complete.undone
         has_it = event.restored_version == to.version and not unsure
         if has_it and self._nothing_since(to):
             # The others have this version, too. So it is after a server has left in order.
@@ -84,7 +84,7 @@ class RollingBack:
         if not event.kept and event.restored_version == back.version:
             return
         text = f"{event.name} could not read the checkpoint of version {back.version}"
-        older = self._checkpointing.newest_known(before=back.version)
+        older = self._checkpointing.complete.newest_known(before=back.version)
         if older is not None:
             self._begin(older, f"{text}: see its log")
             return
@@ -104,7 +104,7 @@ class RollingBack:
         if account.is_undone(event) or not self._possible():
             return
         why = f"a server ended while it applied step {event.number}"
-        if (to := self._checkpointing.newest_known()) is not None:
+        if (to := self._checkpointing.complete.newest_known()) is not None:
             self._begin(to, why)
         else:
             self._await_first(why)
@@ -113,7 +113,7 @@ class RollingBack:
         """Return to a complete checkpoint if a loss awaited it as the first."""
         if self._first is None or self._first[0] != snapshot or not self._possible():
             return
-        if (to := self._checkpointing.newest_known()) is not None:
+        if (to := self._checkpointing.complete.newest_known()) is not None:
             self._begin(to, self._first[1])
 
     def decide(self) -> None:

@@ -91,11 +91,11 @@ class SlowServers:
         self._checkpointing.asked(process.name)
 
     def _await_checkpoint(self, process: Process, since_s: float) -> None:
-        saved = self._checkpointing.saved
+        newest = self._checkpointing.complete.newest
         if self._context.phase is not Phase.WORKING:
             # What it was given since the cut would not be trained again.
             self._stays(process, "training is over")
-        elif saved and saved[-1].at_s > since_s:
+        elif newest is not None and newest.at_s > since_s:
             self._saving_since_s = None
             self._slow = None
             index = process.name.index

@@ -100,7 +100,8 @@ class UpdateBooking:
         if not again:
             # Workers may not have reported their last pushes yet, and a heartbeat may be newer.
             lost = max(lost, known - restored)
-        unread, newest = "", max((one.version for one in self._checkpointing.saved), default=0)
+        saved = self._checkpointing.complete.saved
+        unread, newest = "", max((one.version for one in saved), default=0)
         if restored < newest:
             unread = f"; it could not read the checkpoint of version {newest}: see its log"
         text, details, level = f"{event.name} restored version {restored}", {}, "info"

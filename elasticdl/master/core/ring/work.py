@@ -177,7 +177,7 @@ class RingWork:
         by_steps = (
             bool(steps)
             and self._context.phase is Phase.WORKING
-            and planned // steps > self._checkpointing.anchor // steps
+            and planned // steps > self._checkpointing.intervals.anchor // steps
         )
         due = by_steps or bool(self._checkpointing.wanted) or self._checkpointing.due_by_time
         return due and self._checkpointing.possible()
@@ -377,7 +377,7 @@ class RingWork:
 
         Returns the path of the checkpoint; '' for what the job began with.
         """
-        saved = self._checkpointing.saved[-1] if self._checkpointing.saved else None
+        saved = self._checkpointing.complete.newest
         ledger, version, path = (
             (saved.ledger, saved.version, saved.path)
             if saved

@@ -1,0 +1,113 @@
+"""When the next checkpoint is due: by steps, by time, or early."""
+
+from __future__ import annotations
+
+from typing import final
+
+from elasticdl.job_choices import Action
+from elasticdl.master.core.checkpoint.early import EarlyCheckpoints
+from elasticdl.master.core.job_context import JobContext, Phase
+
+_PAUSE_FACTOR = 50.0
+"""The pause after a checkpoint, in its duration: those by time take at most 2 % of a job's time.
+
+Servers that leave the processors to training while they write take no time from it.
+"""
+
+
+@final
+class Intervals:
+    """Counts `--checkpoint-steps` and `--checkpoint-seconds`."""
+
+    def __init__(self, context: JobContext) -> None:
+        self._context = context
+        self.early = EarlyCheckpoints(context)
+        self.anchor = 0
+        """The newest version that intervals are counted from."""
+        self._resumed = False
+        self._begun_s = 0.0
+        self._counts_from_s = 0.0
+        """Where intervals by time begin."""
+        self._took_s = 0.0
+        """How long the newest checkpoint took from training."""
+
+    @property
+    def seconds(self) -> float:
+        """The interval of checkpoints by time; 0: there are none."""
+        spec = self._context.spec
+        if spec.action is not Action.TRAIN or not spec.keeps_checkpoints:
+            return 0.0
+        return spec.checkpoint.checkpoint_seconds
+
+    def start(self, version: int) -> None:
+        """Count versions from here."""
+        self.anchor = version
+        self._resumed = bool(version)
+        if self._resumed:
+            self.early.saved(self._context.now_s)
+        self._begun_s = self._counts_from_s = self._context.now_s
+
+    def due_by_time(self, *, given_up: bool) -> bool:
+        """Whether the interval is over and the weights have changed since the last checkpoint.
+
+        `given_up`: whether the last due checkpoint was.
+        """
+        # Computed anew each time: a Tick must not leave a wish behind, since it is not journaled.
+        context, seconds = self._context, self.seconds
+        # What asks for it stays until one is saved. Failures must not make that an endless loop.
+        early = self.early.due and not given_up
+        return (
+            (seconds > 0 or early)
+            and context.phase is Phase.WORKING
+            and context.version > self.anchor
+            and context.now_s - self._counts_from_s
+            >= max(0.0 if early else seconds, _PAUSE_FACTOR * self._took_s)
+        )
+
+    def due_by_steps(self) -> bool:
+        """Whether the servers' new version makes a checkpoint due, which is told once."""
+        steps, version = self._context.spec.checkpoint.checkpoint_steps, self._context.version
+        # A server came back with an older part: count intervals from there, or none would be due
+        # until the version has caught up.
+        if version < self.anchor and self._context.version_may_fall():
+            self.anchor = version
+        if (
+            steps
+            and self._context.phase is Phase.WORKING
+            and version // steps > self.anchor // steps
+        ):
+            self.anchor = version
+            return True
+        return False
+
+    def ends_with_one(self, *, any_saved: bool) -> bool:
+        """Whether a job that is done takes a last checkpoint.
+
+        A short job that has taken none does not without --checkpoint-steps: to train it again
+        costs less than an interval.
+        """
+        if self._context.spec.checkpoint.checkpoint_steps:
+            return True
+        lasted_s = self._context.now_s - self._begun_s
+        return self.seconds > 0 and (self._resumed or any_saved or lasted_s >= self.seconds)
+
+    def count_from(self, version: int) -> None:
+        """Count from this version, of which there is or will be a checkpoint, if it is later."""
+        self.anchor = max(self.anchor, version)
+
+    def begin_again(self) -> None:
+        """Count time from now: the last checkpoint was given up."""
+        self._counts_from_s = self._context.now_s
+
+    def saved(self, delays_s: float, paused_s: float) -> None:
+        """Count time from now: a checkpoint is complete that has delayed the job since `delays_s`.
+
+        Servers paused for `paused_s` of that time, which they left to training.
+        """
+        now_s = self._context.now_s
+        self._took_s = now_s - paused_s - delays_s
+        if self._context.spec.checkpoints_at:
+            # An upload may take longer than the interval, and must not follow another at once.
+            paused_s = min(paused_s, self.seconds / 2)
+        # As if servers had not paused: else the next one would come later.
+        self._counts_from_s = now_s - paused_s
