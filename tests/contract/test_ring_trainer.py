@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from elasticdl.clock import ManualClock, SystemClock
-from elasticdl.master.core.data.leasing import LEAVE_LIMIT_S
+from elasticdl.master.core.processes.table import LEAVE_LIMIT_S
 from elasticdl.model.ring_step import RingOutcome
 from elasticdl.rpc.conversation import RingGeneration, RingReport, Wait
 from elasticdl.shard import Barrier as Kind

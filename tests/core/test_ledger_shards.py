@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.job_choices import Shuffle
 from elasticdl.master.core.command_buffer import ImpossibleTransition
-from elasticdl.master.core.data.ledger import Count, Ids, Ledger
+from elasticdl.master.core.data.counts import Count, Ids
+from elasticdl.master.core.data.ledger import Ledger
 from elasticdl.master.core.data.pieces import Blame, HeldShard, Stage
 from elasticdl.master.core.data.sharding import ShardPlan, shard_records
 from elasticdl.shard import Applied, ShardId, Source, Task

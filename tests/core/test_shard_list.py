@@ -16,7 +16,8 @@ from elasticdl.job_choices import Shuffle
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.codec import event_of, event_plain
-from elasticdl.master.core.data.ledger import Ids, Ledger
+from elasticdl.master.core.data.counts import Ids
+from elasticdl.master.core.data.ledger import Ledger
 from elasticdl.master.core.data.pieces import Blame, Stage
 from elasticdl.master.core.data.shard_list import (
     MOST_ROWS,

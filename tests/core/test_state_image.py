@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from elasticdl.master.core.data.ledger import Count
+from elasticdl.master.core.data.counts import Count
 from elasticdl.master.core.image import image_of, restore
 from elasticdl.master.core.state import JobState
 from tests.core.random_history import SPEC, Script, canonical
@@ -42,7 +42,7 @@ def test_a_state_from_an_image_is_equal_and_decides_alike(seed: int) -> None:
 
 
 def test_an_image_leaves_out_what_a_value_is_made_with_anyway() -> None:
-    name = "elasticdl.master.core.data.ledger:Count"
+    name = "elasticdl.master.core.data.counts:Count"
     required = {"epoch": 0, "expected": 10, "unfinished": 2}
     assert image_of(Count(0, 10, 2), {}) == [[name, required]]
     (_, state), *_ = image_of(Count(0, 10, 2, repeated=5, bad=0), {})

@@ -29,7 +29,7 @@ from elasticdl.errors import ElasticDLError, ExitCode
 from elasticdl.job_status import Receipt, UpdateCounts
 from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened
-from elasticdl.master.core.data.ledger import Ids
+from elasticdl.master.core.data.counts import Ids
 from elasticdl.master.core.data.resuming import resume
 from elasticdl.master.core.job_context import Phase
 from elasticdl.master.core.processes.autoscale_decision import Kind

@@ -19,7 +19,8 @@ from elasticdl.job_choices import Action
 from elasticdl.job_status import UpdateCounts
 from elasticdl.master.core.command_buffer import CommandBuffer
 from elasticdl.master.core.commands import RecordMetrics
-from elasticdl.master.core.data.ledger import Count, Ids, Ledger
+from elasticdl.master.core.data.counts import Count, Ids
+from elasticdl.master.core.data.ledger import Ledger
 from elasticdl.master.core.data.pieces import Piece
 from elasticdl.master.core.data.singleton_tasks import Export, attempts
 from elasticdl.master.core.processes.budgets import Budgets

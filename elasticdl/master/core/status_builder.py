@@ -28,7 +28,8 @@ from elasticdl.job_status import (
 )
 from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
 from elasticdl.master.core.coordination import Coordination
-from elasticdl.master.core.data.ledger import Count, Ledger
+from elasticdl.master.core.data.counts import Count
+from elasticdl.master.core.data.ledger import Ledger
 from elasticdl.master.core.data.pieces import HeldShard, Stage
 from elasticdl.master.core.evaluation.rounds import Evaluation
 from elasticdl.master.core.goodput import goodput

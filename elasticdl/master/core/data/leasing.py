@@ -35,13 +35,11 @@ from elasticdl.master.core.events import (
 )
 from elasticdl.master.core.exporting import Exporting
 from elasticdl.master.core.job_context import JobContext, Phase
-from elasticdl.master.core.processes.table import Life, Process
+from elasticdl.master.core.processes.table import LEAVE_LIMIT_S, Life, Process
 from elasticdl.master.core.ps.staleness import Staleness
 from elasticdl.shard import Applied, Lease, ShardId, Task
 
 LEASES_PER_WORKER = 2
-LEAVE_LIMIT_S = 60.0
-"""A worker that drains or failed by itself may take this long to end, then it is given up."""
 
 
 @final
@@ -270,9 +268,12 @@ class Leasing:
             if event.task is Task.EVALUATION
             else self._progressed_work(event)
         )
-        if gained:
-            self.gained(event, process, gained, (event.worker,))
-            self._tell_loss(event)
+        if not gained:
+            return
+        self.gained(event, process, gained, (event.worker,))
+        if event.loss is not None:
+            self._context.saw_loss(self._context.version, {"loss": event.loss})
+            self._staleness.saw_loss(event.loss)
 
     def gained(
         self, event: ProgressReported, process: Process, records: int, by: Iterable[ProcessName]
@@ -359,11 +360,6 @@ class Leasing:
             self._context.drop(DropCause.BEYOND_LEASE, event.worker, f"{event}, of {held}")
         elif offset < held.offset:
             self._context.drop(DropCause.BACKWARD, event.worker, f"{event}, of {held}")
-
-    def _tell_loss(self, event: ProgressReported) -> None:
-        if event.loss is not None:
-            self._context.saw_loss(self._context.version, {"loss": event.loss})
-            self._staleness.saw_loss(event.loss)
 
     def returned(self, event: LeaseReturned) -> None:
         """Take back the rest of a lease from a worker.

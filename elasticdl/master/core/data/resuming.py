@@ -13,7 +13,8 @@ from typing import Any
 from elasticdl.errors import UserError
 from elasticdl.job_choices import Shuffle
 from elasticdl.job_status import NO_UPDATES, UpdateCounts
-from elasticdl.master.core.data.ledger import Count, Ids, Ledger
+from elasticdl.master.core.data.counts import Count, Ids
+from elasticdl.master.core.data.ledger import Ledger
 from elasticdl.master.core.data.pieces import HeldShard, Piece, reached
 from elasticdl.master.core.data.sharding import ShardPlan
 from elasticdl.shard import Applied, ShardId, Source, Task, same_data

@@ -20,6 +20,8 @@ from elasticdl.shard import ShardId
 
 _CLOCKS_S = 5.0
 """By how much a worker's account may exceed the time that the master has seen."""
+LEAVE_LIMIT_S = 60.0
+"""A worker that drains or fails by itself may take this long to end, then it is given up."""
 SHOWN_ENDED = 200
 """Ended processes that are shown; the record of the job has them all."""
 

@@ -14,10 +14,10 @@ from elasticdl.dropped import DropCause
 from elasticdl.history.job_event import EventStep, meaning
 from elasticdl.job_status import RingStatus
 from elasticdl.master.core.commands import LookAgain, PublishRing, WithdrawRing, WorkFinished
-from elasticdl.master.core.data.leasing import LEAVE_LIMIT_S, Leasing
+from elasticdl.master.core.data.leasing import Leasing
 from elasticdl.master.core.events import ConnectionLost, RingReported
 from elasticdl.master.core.job_context import JobContext, Phase
-from elasticdl.master.core.processes.table import Life, Process
+from elasticdl.master.core.processes.table import LEAVE_LIMIT_S, Life, Process
 from elasticdl.master.core.ring import next_generation
 from elasticdl.master.core.ring.work import RingWork
 
