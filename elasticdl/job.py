@@ -337,7 +337,7 @@ class JobSpec(Section):
                 hint="a Secret is for a job on a cluster; set --tls on, off or auto",
             )
         if self.on_kubernetes:
-            self._check_places()
+            self._check_on_cluster()
 
     def _check_server_range(self) -> None:
         servers = self.cluster.num_ps_pods
@@ -379,8 +379,7 @@ class JobSpec(Section):
                 hint="add --export-seconds: without it there is one export, in --output itself",
             )
 
-    def _check_places(self) -> None:
-        """On a cluster, check that results outlive the pods."""
+    def _check_on_cluster(self) -> None:
         if self.cluster.status_port:
             raise SpecError(
                 f"--status-port {self.cluster.status_port} with --image-name",
@@ -389,7 +388,7 @@ class JobSpec(Section):
                     " of a job on a cluster"
                 ),
             )
-        kept, job_dir = self.checkpoint, self.cluster.job_dir
+        job_dir = self.cluster.job_dir
         if is_address(job_dir):
             raise SpecError(
                 f"--job-dir {job_dir} with --image-name: the job directory of a job on a cluster is"
@@ -404,6 +403,12 @@ class JobSpec(Section):
                 f"--job-dir {job_dir} is not an absolute path",
                 hint="on a cluster, use a path in the pods, such as /data/NAME",
             )
+        self._check_results()
+        self._check_checkpoints()
+
+    def _check_results(self) -> None:
+        """On a cluster, check that results outlive the pods."""
+        kept = self.checkpoint
         if kept.output and not is_address(kept.output) and not self.kubernetes.keeps(kept.output):
             raise SpecError(
                 f"--output {kept.output} is not on a writable --volume, so it would be lost with"
@@ -417,6 +422,9 @@ class JobSpec(Section):
                 " so it would be lost with its pod",
                 hint=_VOLUME,
             )
+
+    def _check_checkpoints(self) -> None:
+        """On a cluster, check that checkpoints outlive the pods, where the job needs them."""
         if self.checkpoints_at and not replaces_at_once(self.checkpoints_at):
             scheme = self.checkpoints_at.partition(":")[0]
             raise SpecError(
@@ -424,6 +432,7 @@ class JobSpec(Section):
                 " replace a file in one step, so a reader may find half of a checkpoint",
                 hint=f"use s3://, gs:// or abfs://; or copy checkpoints from a volume: {_VOLUME}",
             )
+        kept, job_dir = self.checkpoint, self.cluster.job_dir
         given = [flag_of(name) for name in ("checkpoint_steps", "resume") if getattr(kept, name)]
         if given and not self.keeps_checkpoints:
             where = (

@@ -136,27 +136,29 @@ def open_reader(
     file_format = _format(
         paths, left.text("format"), csv_params=any(name in params for name in _CSV_PARAMS)
     )
-    reader: Reader
-    match file_format:
-        case Format.NPY:
-            names = left.names("columns")
-            left.finish(file_format)
-            from elasticdl.data.numpy_files import read_npy
+    if file_format is Format.NPY:
+        return _npy_reader(origin, present, left, sources.get(origin))
+    made = _file_format(file_format, paths, left)
+    left.finish(file_format)
+    compressed = file_format in _COMPRESSIBLE and any(map(is_compressed, paths))
+    return FileReader(
+        paths,
+        CompressedFormat(made, moving) if compressed else made,
+        max_bad_records=max_bad_records,
+        counted=sources,
+        counting=counting,
+        files_at_once=1 if compressed else FILES_AT_ONCE,
+    )
 
-            return read_npy(origin, present, names, sources.get(origin))
-        case _:
-            made = _file_format(file_format, paths, left)
-            left.finish(file_format)
-            compressed = file_format in _COMPRESSIBLE and any(map(is_compressed, paths))
-            reader = FileReader(
-                paths,
-                CompressedFormat(made, moving) if compressed else made,
-                max_bad_records=max_bad_records,
-                counted=sources,
-                counting=counting,
-                files_at_once=1 if compressed else FILES_AT_ONCE,
-            )
-    return reader
+
+def _npy_reader(
+    origin: str, present: tuple[str, ...], params: _Params, counted: Source | None
+) -> Reader:
+    names = params.names("columns")
+    params.finish(Format.NPY)
+    from elasticdl.data.numpy_files import read_npy
+
+    return read_npy(origin, present, names, counted)
 
 
 def _table_reader(origin: str, params: _Params, counted: Mapping[str, Source]) -> Reader:

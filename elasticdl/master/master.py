@@ -126,12 +126,7 @@ class Master:
         self.queue = EventQueue(clock, max(self.record.event_log.began_s, self.core.now_s))
         self._calls = calls
         self._certificates = self._calls.certificates
-        self._registry = PsRegistry(
-            self.core.server_map.number,
-            self._server_control,
-            platform.servers_return_s,
-            first=self.core.server_map.first,
-        )
+        self._registry = self._ps_registry()
         self._between_steps = asyncio.Lock()
         self._fences = Fences(self._registry, self._between_steps)
         self._gateway = self._process_gateway()
@@ -145,6 +140,10 @@ class Master:
         if self._recovered is not None:
             # Before it serves: processes of the earlier master attach again at once.
             self._continue()
+
+    def _ps_registry(self) -> PsRegistry:
+        servers, return_s = self.core.server_map, self._platform.servers_return_s
+        return PsRegistry(servers.number, self._server_control, return_s, first=servers.first)
 
     def _server_control(self, name: ProcessName, address: str) -> GrpcServerControl:
         environment = self._environment

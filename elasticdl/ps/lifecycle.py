@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -47,6 +48,9 @@ from elasticdl.rpc.secured import bound_port
 from elasticdl.rpc.term_guard import TermGuard
 from elasticdl.stacks import stacks
 from elasticdl.tls import CertifiedKey
+
+if TYPE_CHECKING:
+    from elasticdl.tls.authority import KeyPair
 
 _log = logging.getLogger(__name__)
 
@@ -87,12 +91,7 @@ def serve(environment: RoleEnvironment) -> ExitCode:
     """
     environment = _identified(environment)
     client = _client(environment, MASTER_AWAY_S)
-    pair = None
-    if environment.authority is not None:
-        # The import takes 30 ms.
-        from elasticdl.tls.authority import KeyPair
-
-        pair = KeyPair.new()
+    pair = _key_pair(environment)
     attached = client.attach(public_key=pair.public if pair is not None else b"")
     certified = CertifiedKey(attached.certificate, pair.private) if pair is not None else None
     guard = TermGuard(environment.token)
@@ -131,6 +130,16 @@ def serve(environment: RoleEnvironment) -> ExitCode:
     while not isinstance(last := _follow_orders(orders, asked), ExitCode):
         continue  # an order came twice
     return last
+
+
+def _key_pair(environment: RoleEnvironment) -> KeyPair | None:
+    """A new pair of keys in a job with TLS; None in others."""
+    if environment.authority is None:
+        return None
+    # The import takes 30 ms.
+    from elasticdl.tls.authority import KeyPair
+
+    return KeyPair.new()
 
 
 def _check_connections(server: _native.Server, most_workers: int) -> None:

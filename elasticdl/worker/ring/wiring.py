@@ -12,6 +12,7 @@ import numpy as np
 from elasticdl.job_choices import Action
 from elasticdl.model.export import export
 from elasticdl.model.module import ModelModule, load_module
+from elasticdl.model.ps_model import PsModel
 from elasticdl.model.ring_model import RingModel
 from elasticdl.model.ring_rate import Rate
 from elasticdl.model.ring_step import RingStep
@@ -107,16 +108,7 @@ def assemble_ring(
     tasks: Mapping[Task, TaskRunner] = {
         Task.EVALUATION: EvaluationTask(step, context),
         Task.SUMMARY: SummaryTask(step, RingRounds(callbacks, model), context.outbox),
-        Task.EXPORT: ExportTask(
-            _NoServers(),
-            ps_model.parameters,
-            partial(export, ps_model, zoo=module.zoo),
-            assignment.output,
-            export_folders(
-                assignment.output, assignment.spec.checkpoint.keep_export_max, assignment.run
-            ),
-            context.outbox,
-        ),
+        Task.EXPORT: _export_task(assignment, ps_model, module, context),
     }
     names = list(model.state())
     copies = Copies(exchange, names, generations.copies, context)
@@ -135,6 +127,21 @@ def assemble_ring(
     parts = RingDeps(ring, exchange, ring_step, reading, listener, virtual)
     trainer = RingTrainer(str(assignment.name), master.host, parts, context, generations)
     return RingWorker(assignment, sources, trainer, reading, callbacks, copies)
+
+
+def _export_task(
+    assignment: Assignment, ps_model: PsModel, module: ModelModule, context: WorkerContext
+) -> ExportTask:
+    return ExportTask(
+        _NoServers(),
+        ps_model.parameters,
+        partial(export, ps_model, zoo=module.zoo),
+        assignment.output,
+        export_folders(
+            assignment.output, assignment.spec.checkpoint.keep_export_max, assignment.run
+        ),
+        context.outbox,
+    )
 
 
 def _callbacks(
