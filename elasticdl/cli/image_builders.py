@@ -112,9 +112,9 @@ def why_not(builder: Builder) -> str:
     if shutil.which(builder) is None:
         return f"{builder} is not installed"
     if builder is Builder.DOCKER and (
-        said := _ask(["docker", "version", "--format", "{{.Server.Version}}"])
+        answer := _ask(["docker", "version", "--format", "{{.Server.Version}}"])
     ):
-        return f"the docker daemon does not answer ({said})"
+        return f"the docker daemon does not answer ({answer})"
     return ""
 
 
@@ -159,9 +159,9 @@ def carry_out(command: Sequence[str], what: str, limit_s: float) -> None:
             if late.is_set()
             else f"ended with exit code {process.returncode}"
         )
-        said = "\n".join(f"  {line}" for line in last)
+        output = "\n".join(f"  {line}" for line in last)
         raise PermanentError(
-            f"{what} failed: `{command[0]} {command[1]}` {how}; last output:\n{said}"
+            f"{what} failed: `{command[0]} {command[1]}` {how}; last output:\n{output}"
         )
 
 

@@ -24,7 +24,7 @@ FORMAT_OPTION = click.option(
     "-o",
     "--format",
     "form",
-    type=click.Choice([str(one) for one in Format]),
+    type=click.Choice([str(form) for form in Format]),
     default=str(Format.TABLE),
     help="Output format. [table]",
 )

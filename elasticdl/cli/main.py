@@ -85,11 +85,11 @@ class _Verbs(click.Group):
         verb = VERBS.get(cmd_name)
         if verb is None:
             return None
-        found = getattr(
+        command = getattr(
             importlib.import_module(f"elasticdl.cli.verbs.{verb.module}"), verb.function or cmd_name
         )
-        assert isinstance(found, click.Command)
-        return found
+        assert isinstance(command, click.Command)
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, VERBS))

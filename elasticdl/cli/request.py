@@ -156,10 +156,10 @@ def _on_cluster(spec: JobSpec) -> JobSpec:
 
 def _absolute_paths(spec: JobSpec) -> dict[str, str]:
     """Return the absolute form of each flag that is a path, by name."""
-    given = spec.flags(defaults=False)
+    flags = spec.flags(defaults=False)
     return {
-        name: _ABSOLUTE[value](given[name])
-        for name in given
+        name: _ABSOLUTE[value](flags[name])
+        for name in flags
         if (value := mark(FIELDS[name], Value)) in _ABSOLUTE
     }
 

@@ -157,10 +157,10 @@ class AddressJob:
         silent_s = time.time() - owner.wall_s if owner is not None else 0.0
         if owner is not None and not owner.ended and silent_s < 2 * TIMES.lost_s:
             return None
-        found = read_json(self.directory.status)
-        if (outcome := Outcome.from_json(found)) is not None:
+        document = read_json(self.directory.status)
+        if (outcome := Outcome.from_json(document)) is not None:
             outcome = replace(outcome, action=outcome.action or self.action)
-            return replace(outcome, job_dir=self._address), status_in(found)
+            return replace(outcome, job_dir=self._address), status_in(document)
         message = f"job {self.name} in {self._address} was killed with all of its processes"
         if owner is not None and not owner.ended:
             message = f"nothing was heard of job {self.name} on {owner.host} for {spoken(silent_s)}"

@@ -62,8 +62,8 @@ class LoopThread:
     def each(self, work: AsyncGenerator[T]) -> Iterator[T]:
         """Yield what an asynchronous generator yields, without a time limit."""
         try:
-            while (found := self.run(_next(work), None)) is not None:
-                yield found[0]
+            while (item := self.run(_next(work), None)) is not None:
+                yield item[0]
         finally:
             self.run(_closed(work))
 
@@ -82,8 +82,8 @@ class LoopThread:
 
 
 async def _next(work: AsyncGenerator[T]) -> tuple[T] | None:
-    async for one in work:
-        return (one,)
+    async for value in work:
+        return (value,)
     return None
 
 

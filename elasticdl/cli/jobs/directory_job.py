@@ -209,9 +209,9 @@ class DirectoryJob:
         while True:
             # Before the read: lines written between a read and the check would be lost.
             running = self.directory.master.exists() and self.outcome() is None
-            found = follower.read()
-            if found:
-                yield found.decode("utf-8", errors="replace")
+            content = follower.read()
+            if content:
+                yield content.decode("utf-8", errors="replace")
             elif not running:
                 return
             else:
@@ -263,9 +263,9 @@ class DirectoryJob:
             f"; report.html is in its directory, {report.parent}" if report.exists() else ""
         )
         starts = self.outcome() is None
-        words = "has no master yet" if starts else "has ended"
+        state = "has no master yet" if starts else "has ended"
         return NoSuchJob(
-            f"job {self.name} in {self.place} {words}",
+            f"job {self.name} in {self.place} {state}",
             hint="try again in a moment" if starts else hint,
         )
 
@@ -286,13 +286,13 @@ class DirectoryJob:
             yield client
         except TransientError as error:
             self._where(0.0)  # raises the right error if the job or its master has ended meanwhile
-            words = (
+            message = (
                 f"the master of job {self.name} in {self.place} does not answer: {error.message}"
             )
             hint = (
                 f"it may be busy or stalled; its log is {self.directory.master_log};"
                 f" `elasticdl stop {self.name} --now` ends it in any case"
             )
-            raise TransientError(words, hint=hint) from error
+            raise TransientError(message, hint=hint) from error
         finally:
             client.close()

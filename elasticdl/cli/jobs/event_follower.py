@@ -32,13 +32,13 @@ class Events:
                 self._follower, self._rest = LogFollower(self._path), b""
             self._file = file
         *lines, self._rest = (self._rest + self._follower.read()).split(b"\n")
-        found = []
+        events = []
         for line in lines:
             with suppress(ValueError):
                 event = json.loads(line)
                 if isinstance(event, dict) and self._is_new(event):
-                    found.append(event)
-        return found
+                    events.append(event)
+        return events
 
     def _is_new(self, event: dict[str, Any]) -> bool:
         seq = event.get("seq")

@@ -92,8 +92,8 @@ class ForwardedMaster:
     def explained(self, error: TransientError) -> TransientError:
         """Add to the error what the cluster knows about the unreachable master."""
         lost = self._state().lost_master(time.time())
-        words = f"the master of job {self._name} is not reached: {lost}"
-        return TransientError(words) if lost else error
+        message = f"the master of job {self._name} is not reached: {lost}"
+        return TransientError(message) if lost else error
 
     def close(self) -> None:
         """Drop the connection; the next call opens a new one."""
@@ -112,14 +112,14 @@ class ForwardedMaster:
             # The next connection reports at once why the master is unreachable.
             self.close()
             problem = connection.forward.problem or error.message
-            words = f"the master of job {self._name} is not reached: {problem}"
-            raise TransientError(words) from error
+            message = f"the master of job {self._name} is not reached: {problem}"
+            raise TransientError(message) from error
         except Refused as error:
             # The master's token is the Secret's. A different token means that we read the Secret
             # too early.
             self.close()
-            words = f"the master of job {self._name} does not know us: {error.message}"
-            raise TransientError(words) from error
+            message = f"the master of job {self._name} does not know us: {error.message}"
+            raise TransientError(message) from error
 
     def _connected(self) -> _Connection:
         with self._lock:

@@ -118,7 +118,7 @@ def claimed(spec: JobSpec) -> Iterator[JobDirectory]:
     refuse_if_taken(spec)
     directory = directory_of(spec.cluster.job_dir)
     # Create, lock, check again: another command may claim it between the check and the lock.
-    made = _make(directory.path, "--job-dir", DIRECTORY_MODE)
+    created = _make(directory.path, "--job-dir", DIRECTORY_MODE)
     try:
         lock = _lock(directory.path, _run_by_another(directory.path))
     except OSError as error:
@@ -127,14 +127,14 @@ def claimed(spec: JobSpec) -> Iterator[JobDirectory]:
         wait_for_killed_run(directory)
         refuse_if_taken(spec)
         try_places(spec)
-        with _ours_alone(spec), _undone_unless_begun(directory, is_new=directory.path in made):
+        with _ours_alone(spec), _undone_unless_begun(directory, is_new=directory.path in created):
             try:
                 _write(directory, spec)
             except OSError as error:
                 raise _unusable(f"cannot write to {directory.path}", error) from error
             yield directory
     finally:
-        for folder in made:
+        for folder in created:
             with suppress(OSError):  # There is something in it.
                 folder.rmdir()
         os.close(lock)
@@ -218,7 +218,7 @@ def _ours_alone(spec: JobSpec) -> Iterator[None]:
     if spec.action != "predict" or not output or output == spec.cluster.job_dir:
         yield
         return
-    made = _make(path, "--output")
+    created = _make(path, "--output")
     try:
         lock = _lock(
             path,
@@ -232,7 +232,7 @@ def _ours_alone(spec: JobSpec) -> Iterator[None]:
         finally:
             os.close(lock)
     finally:
-        for folder in made:
+        for folder in created:
             with suppress(OSError):
                 folder.rmdir()
 
@@ -287,19 +287,19 @@ def _make(path: Path, flag: str, mode: int = 0o777) -> list[Path]:
 
     Raises SpecError, or PermanentError if the disk is full.
     """
-    made: list[Path] = []
+    created: list[Path] = []
     try:
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         for folder in reversed(missing):
             # Another command may create the same parent at the same time.
             with suppress(FileExistsError):
                 folder.mkdir(mode if folder == path else 0o777)
-                made.insert(0, folder)
+                created.insert(0, folder)
     except OSError as error:
-        for folder in made:
+        for folder in created:
             folder.rmdir()
         raise _unusable(f"cannot make {path}", error, flag) from error
-    return made
+    return created
 
 
 def _run_by_another(path: Path) -> JobNameTaken:

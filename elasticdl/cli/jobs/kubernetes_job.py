@@ -120,10 +120,10 @@ class KubernetesJob:
         elif state.waits_for:
             # Only Kubernetes events tell why a pod fails or cannot be created.
             stuck = state.job if state.master is None else state.prepared
-            said = "" if stuck is None else self._cluster.run(self._jobs.latest_warning(stuck))
+            warning = "" if stuck is None else self._cluster.run(self._jobs.latest_warning(stuck))
             message = (
                 f"{'waiting' if state.barred is None else 'cannot start'}:"
-                f" {state.waits_for}{': ' if said else ''}{said}"
+                f" {state.waits_for}{': ' if warning else ''}{warning}"
             )
         return self._report(state, status_of_pods(state, message), ended)
 
@@ -257,13 +257,13 @@ class KubernetesJob:
                 Story().as_dict(),
                 f"the history, because the master is not running: {state.waits_for}{hint}",
             )
-        said, why_not = "", "the master was killed, or has an older version"
+        log, why_not = "", "the master was killed, or has an older version"
         try:
             # More lines than the story has: other lines of the log stand between.
-            said = "".join(self.read_log(LogRequest("master-0", 4 * MOST_LOGGED)))
+            log = "".join(self.read_log(LogRequest("master-0", 4 * MOST_LOGGED)))
         except ElasticDLError as error:
             why_not = error.message
-        story = story_of_lines(said.splitlines())
+        story = story_of_lines(log.splitlines())
         if story is not None:
             return Diagnosis(story)
         where = (

@@ -123,8 +123,8 @@ def _watched(
 
 def next_commands(spec: JobSpec, name: str, namespace: str) -> str:
     """Return the commands to type next."""
-    given = f" --namespace {namespace}" if spec.kubernetes.namespace else ""
-    given += (
+    flags = f" --namespace {namespace}" if spec.kubernetes.namespace else ""
+    flags += (
         f" --kube-context {spec.kubernetes.kube_context}" if spec.kubernetes.kube_context else ""
     )
     verbs = {
@@ -133,4 +133,4 @@ def next_commands(spec: JobSpec, name: str, namespace: str) -> str:
         "its page": "dashboard",
         "end it": "stop",
     }
-    return "; ".join(f"{what}: elasticdl {verb} {name}{given}" for what, verb in verbs.items())
+    return "; ".join(f"{what}: elasticdl {verb} {name}{flags}" for what, verb in verbs.items())

@@ -20,15 +20,15 @@ def local_jobs(closed: Callable[[Path], None] = _nobody) -> list[DirectoryJob]:
 
     Calls `closed` for each directory without permission. Raises OSError if ./jobs is unreadable.
     """
-    found = []
+    jobs = []
     for path in _entries():
         directory = JobDirectory(path.resolve())
         try:
             if directory.spec.is_file():
-                found.append(DirectoryJob(directory))
+                jobs.append(DirectoryJob(directory))
         except PermissionError:
             closed(path)
-    return found
+    return jobs
 
 
 def _entries() -> list[Path]:

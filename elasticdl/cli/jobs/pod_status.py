@@ -82,8 +82,8 @@ def _row(job: JobState, name: ProcessName, pod: Mapping[str, Any]) -> ProcessSta
     state, cause, message = "ended", None, ""
     if not has_ended(pod):
         state, message = "running" if seen.running else "pending", seen.waiting_for
-    elif (said := read_outcome(pod)) is not None:
-        cause, message = str(Cause.FINISHED), said.message.partition("\n")[0]
+    elif (outcome := read_outcome(pod)) is not None:
+        cause, message = str(Cause.FINISHED), outcome.message.partition("\n")[0]
     else:
         end = exit_status(pod, asked=False)
         verdict = verdict_of(end, finished=end.exit_code == 0)

@@ -52,7 +52,7 @@ def follow(
     `seen` gets a report every `every_s`, and the last one when the job has ended.
     """
     begin_s = heard_s = time.monotonic()
-    said = False
+    warned = False
     while True:
         try:
             outcome = job.outcome()
@@ -61,17 +61,17 @@ def follow(
             if outcome is not None:
                 return outcome
             # Report the next loss of contact again.
-            heard_s, said = time.monotonic(), False
+            heard_s, warned = time.monotonic(), False
         except TransientError as error:
             # A master that restarts, or a short network failure, must not end the watch.
             if time.monotonic() - heard_s > AWAY_S:
-                words = f"nothing was heard of job {job.name} for {AWAY_S:g} s: {error.message}"
+                message = f"nothing was heard of job {job.name} for {AWAY_S:g} s: {error.message}"
                 raise TransientError(
-                    words, hint="the job may still be running: look again later"
+                    message, hint="the job may still be running: look again later"
                 ) from error
-            if not said:
+            if not warned:
                 say(f"{error.message}; looking again")
-            said = True
+            warned = True
         left_s = float("inf") if timeout_s is None else begin_s + timeout_s - time.monotonic()
         if left_s <= 0:
             raise timed_out(job.name, timeout_s or 0.0)

@@ -77,12 +77,12 @@ def analyze(
         # Now, and not after hours of reading.
         raise SpecError(f"--output {output}: there is no directory {output.parent}")
     names = tuple(name.strip() for name in columns.split(",") if name.strip())
-    found = run(
+    result = run(
         Analysis(data, params, names, **limits),
         processes or len(os.sched_getaffinity(0)),
         _Progress().tell,
     )
-    text = _json(found)
+    text = _json(result)
     if output is None:
         put(text)
         return
@@ -93,7 +93,7 @@ def analyze(
         os.replace(unfinished, output)
     finally:
         unfinished.unlink(missing_ok=True)
-    tell(f"wrote {output}: {found['records']:,} records, {len(found['columns'])} columns")
+    tell(f"wrote {output}: {result['records']:,} records, {len(result['columns'])} columns")
 
 
 class _Progress:
@@ -108,12 +108,12 @@ class _Progress:
             tell(f"analyzed {done:,} of {records:,} records")
 
 
-def _json(found: dict[str, Any]) -> str:
+def _json(result: dict[str, Any]) -> str:
     """A line per column: lists of thousands of values have no use for lines of their own."""
-    head = {name: value for name, value in found.items() if name != "columns"}
+    head = {name: value for name, value in result.items() if name != "columns"}
     lines = [
         f"  {json.dumps(name, ensure_ascii=False)}: {json.dumps(column, ensure_ascii=False)}"
-        for name, column in found["columns"].items()
+        for name, column in result["columns"].items()
     ]
     begun = json.dumps(head, ensure_ascii=False)[:-1]
     return begun + ', "columns": {\n' + ",\n".join(lines) + "\n}}\n"

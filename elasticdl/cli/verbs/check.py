@@ -29,7 +29,7 @@ _SQUARES = ("adam", "adagrad", "ftrl")
 @click.option(
     "--for",
     "action",
-    type=click.Choice([str(one) for one in Action]),
+    type=click.Choice([str(action) for action in Action]),
     default=str(Action.TRAIN),
     help="Command to check for. [train]",
 )
@@ -73,7 +73,7 @@ def _here(spec: JobSpec, form: Format) -> int:
     findings = [
         fine(
             title,
-            f"{amount(sum(one.records for one in sources), 'record')} in"
+            f"{amount(sum(source.records for source in sources), 'record')} in"
             f" {amount(len(sources), 'source')}",
         )
         for title, sources in (
@@ -93,8 +93,8 @@ def _here(spec: JobSpec, form: Format) -> int:
         findings += [warning("model and data", text) for text in warnings]
         put(render({**_findings_json(findings), **preflight.raw}, form))
         return ExitCode.DONE
-    for one in findings:
-        show(f"{one.about:<10} {one.text}")
+    for finding in findings:
+        show(f"{finding.about:<10} {finding.text}")
     show("the model and the data are usable")
     return ExitCode.DONE
 
@@ -123,7 +123,9 @@ def _on_cluster(spec: JobSpec, form: Format) -> int:
         findings = cluster.run(look(cluster.api, spec, cluster.namespace))
     weight = worst(findings)
     if form is Format.TABLE:
-        for row in table([(str(one.weight), one.about, one.text) for one in findings]):
+        for row in table(
+            [(str(finding.weight), finding.about, finding.text) for finding in findings]
+        ):
             show(row)
     else:
         put(render(_findings_json(findings), form))

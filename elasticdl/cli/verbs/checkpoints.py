@@ -79,14 +79,14 @@ def list_(target: str, form: str) -> None:
     from elasticdl.checkpoint.inspection import summaries, summaries_of_copies
 
     location = _location(target)
-    found = summaries_of_copies(location) if isinstance(location, str) else summaries(location)
+    listed = summaries_of_copies(location) if isinstance(location, str) else summaries(location)
     if form != Format.TABLE:
-        put(render([asdict(one) for one in found], Format(form)))
+        put(render([asdict(summary) for summary in listed], Format(form)))
         return
-    if not found:
+    if not listed:
         tell(f"there are no checkpoints in {location}")
         return
-    for line in progress.table([_COLUMNS, *(_row(one) for one in found)]):
+    for line in progress.table([_COLUMNS, *(_row(summary) for summary in listed)]):
         show(line)
 
 
@@ -104,17 +104,17 @@ def verify(target: str, version: int | None, form: str) -> None:
     from elasticdl.checkpoint.inspection import verify_all, verify_copies
 
     location = _location(target)
-    found = (
+    verifications = (
         verify_copies(location, version)
         if isinstance(location, str)
         else verify_all(location, version)
     )
     if form != Format.TABLE:
-        put(render([asdict(one) for one in found], Format(form)))
+        put(render([asdict(verification) for verification in verifications], Format(form)))
     else:
-        for one in found:
-            show(_verdict(one))
-    if problems := [problem for one in found for problem in one.problems]:
+        for verification in verifications:
+            show(_verdict(verification))
+    if problems := [problem for verification in verifications for problem in verification.problems]:
         raise Corrupted(
             "; ".join(problems),
             hint="restore the files from a copy; --resume uses the newest intact checkpoint",
@@ -154,8 +154,8 @@ def _copies_of_job(address: str) -> str:
     from elasticdl.storage.attempts import STARTING
 
     job = read_object(below(address, "job.json"), STARTING) or {}
-    given = part_of(job, "checkpoint").get("checkpoint_dir")
-    return str(given or below(address, "checkpoints"))
+    folder = part_of(job, "checkpoint").get("checkpoint_dir")
+    return str(folder or below(address, "checkpoints"))
 
 
 def _has_versions(path: Path) -> bool:
@@ -164,25 +164,25 @@ def _has_versions(path: Path) -> bool:
     return has_checkpoint(path) or incomplete_checkpoint(path) is not None
 
 
-def _row(one: CheckpointSummary) -> tuple[str, ...]:
-    made_by = "ring" if one.servers == 0 else f"{amount(one.servers or 0, 'server')}"
+def _row(summary: CheckpointSummary) -> tuple[str, ...]:
+    made_by = "ring" if summary.servers == 0 else f"{amount(summary.servers or 0, 'server')}"
     return (
-        NOTHING if one.version is None else str(one.version),
-        NOTHING if one.made_at is None else progress.age(time.time() - one.made_at),
-        size(one.bytes),
-        _kind(one),
-        NOTHING if one.servers is None else made_by,
-        NOTHING if one.trained is None else f"{one.trained:,}",
-        f"{one.path}: {one.problem}" if one.problem else one.path,
+        NOTHING if summary.version is None else str(summary.version),
+        NOTHING if summary.made_at is None else progress.age(time.time() - summary.made_at),
+        size(summary.bytes),
+        _kind(summary),
+        NOTHING if summary.servers is None else made_by,
+        NOTHING if summary.trained is None else f"{summary.trained:,}",
+        f"{summary.path}: {summary.problem}" if summary.problem else summary.path,
     )
 
 
-def _kind(one: CheckpointSummary) -> str:
-    if one.base is not None:
-        return f"delta {one.deltas} of {one.base}"
-    return NOTHING if one.problem else "full"
+def _kind(summary: CheckpointSummary) -> str:
+    if summary.base is not None:
+        return f"delta {summary.deltas} of {summary.base}"
+    return NOTHING if summary.problem else "full"
 
 
-def _verdict(one: Verification) -> str:
-    verdict = f"{amount(len(one.problems), 'problem')}" if one.problems else "intact"
-    return f"{one.path}: {amount(one.files, 'file')}, {size(one.bytes)}: {verdict}"
+def _verdict(checked: Verification) -> str:
+    verdict = f"{amount(len(checked.problems), 'problem')}" if checked.problems else "intact"
+    return f"{checked.path}: {amount(checked.files, 'file')}, {size(checked.bytes)}: {verdict}"

@@ -74,7 +74,7 @@ def setup(
         if form == Format.TABLE:
             _show(done)
         else:
-            put(render([_as_row(one) for one in done], Format(form)))
+            put(render([_as_row(entry) for entry in done], Format(form)))
         tell(
             "allow somebody to run jobs: kubectl -n"
             f" {client.namespace} create rolebinding elasticdl-users --clusterrole=elasticdl-user"
@@ -85,7 +85,7 @@ def setup(
 def _documents(objects: Sequence[dict[str, Any]], form: str) -> str:
     if form == Format.JSON:
         return render({"apiVersion": "v1", "kind": "List", "items": objects}, Format.JSON)
-    return "---\n".join(render(one, Format.YAML) for one in objects)
+    return "---\n".join(render(manifest, Format.YAML) for manifest in objects)
 
 
 def _write(folder: Path, namespace: str, guaranteed_pods: int | None, form: Format) -> None:
@@ -118,12 +118,12 @@ def _write(folder: Path, namespace: str, guaranteed_pods: int | None, form: Form
 
 def _show(done: Sequence[SetUp]) -> None:
     names: dict[tuple[str, str], list[str]] = {}
-    for one in done:
-        names.setdefault((str(one.result), one.kind), []).append(one.name)
+    for entry in done:
+        names.setdefault((str(entry.result), entry.kind), []).append(entry.name)
     for (result, kind), of_kind in names.items():
         more = f" to {of_kind[-1]} ({len(of_kind)})" if len(of_kind) > 1 else ""
         show(f"{result:<9} {kind} {of_kind[0]}{more}")
 
 
-def _as_row(one: SetUp) -> dict[str, str]:
-    return {"kind": one.kind, "name": one.name, "result": str(one.result)}
+def _as_row(entry: SetUp) -> dict[str, str]:
+    return {"kind": entry.kind, "name": entry.name, "result": str(entry.result)}

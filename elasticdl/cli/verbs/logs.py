@@ -23,8 +23,8 @@ def _processes(context: click.Context, _parameter: click.Parameter, begun: str) 
     job, job_dir = (str(context.params.get(key) or "") for key in ("job", "job_dir"))
     with suppress(ElasticDLError, OSError, click.ClickException):
         if no_cluster() or job_dir or job in local_names():
-            with resolve_job(JobQuery(job, job_dir)) as one:
-                return [entry.process for entry in one.logs() if entry.process.startswith(begun)]
+            with resolve_job(JobQuery(job, job_dir)) as target:
+                return [entry.process for entry in target.logs() if entry.process.startswith(begun)]
     return []
 
 

@@ -76,8 +76,8 @@ def _watch(job: Job, form: Format, every_s: float = LOOK_EVERY_S) -> int:
 
 
 def _print_data(report: Report, form: Format) -> None:
-    found = report.as_dict()
-    put(as_json(found) if form is Format.JSON else f"---\n{render(found, form)}")
+    document = report.as_dict()
+    put(as_json(document) if form is Format.JSON else f"---\n{render(document, form)}")
 
 
 def lines(report: Report) -> list[str]:
@@ -115,8 +115,8 @@ def lines(report: Report) -> list[str]:
         shown.append(f"autoscale: {plain(status.scale.holds_back)}")
     shown += [f"waiting: {plain(reason)}" for reason in status.waiting]
     shown += [
-        f"checkpoint: version {one.version}, {one_line(one.path)}"
-        for one in status.checkpoints[-1:]
+        f"checkpoint: version {checkpoint.version}, {one_line(checkpoint.path)}"
+        for checkpoint in status.checkpoints[-1:]
     ]
     return shown
 

@@ -57,15 +57,15 @@ def top(namespace: str, kube_context: str, everywhere: bool, watch: bool, form: 
 def _put(client: ClusterClient, form: Format, *, everywhere: bool, again: bool) -> None:
     from elasticdl.cluster.kubernetes.jobs import Jobs
 
-    found = client.run(Jobs(client.api, client.namespace).usage(time.time(), everywhere=everywhere))
+    usage = client.run(Jobs(client.api, client.namespace).usage(time.time(), everywhere=everywhere))
     if form is Format.JSON and again:
-        put(as_json(found.as_document()))
+        put(as_json(usage.as_document()))
     elif form is not Format.TABLE:
-        put(("---\n" if again else "") + render(found.as_document(), form))
+        put(("---\n" if again else "") + render(usage.as_document(), form))
     else:
         if again:
             click.clear()
-        _show(found, "any namespace" if everywhere else f"namespace {client.namespace}")
+        _show(usage, "any namespace" if everywhere else f"namespace {client.namespace}")
 
 
 def _show(usage: ClusterUsage, where: str) -> None:

@@ -49,7 +49,7 @@ def _verb(action: Action, doc: str) -> click.Command:
         "-o",
         "--format",
         "form",
-        type=click.Choice([str(one) for one in Format]),
+        type=click.Choice([str(form) for form in Format]),
         help="Output format of results.",
     )
     def command(

@@ -20,7 +20,7 @@ BUILD_LIMIT_S = 3600.0
 _SETTINGS: dict[str, Any] = {"token_normalize_func": lambda token: token.replace("_", "-")}
 _BUILDER = click.option(
     "--builder",
-    type=click.Choice([str(one) for one in image_builders.Builder]),
+    type=click.Choice([str(builder) for builder in image_builders.Builder]),
     help="Program that builds and pushes; default: the first that works.",
 )
 _LIMIT = click.option(

@@ -33,17 +33,17 @@ def goodput_line(account: Goodput) -> str:
 def cause_lines(account: Goodput) -> list[str]:
     """Return a line for each of the longest causes that are not computing."""
     longest = [
-        one
-        for one in account.spent
-        if one.kind != COMPUTE and one.seconds >= _LEAST_SHARE * account.seconds
+        use
+        for use in account.spent
+        if use.kind != COMPUTE and use.seconds >= _LEAST_SHARE * account.seconds
     ]
-    return [_cause(one, account) for one in longest[:_MOST_CAUSES]]
+    return [_cause(use, account) for use in longest[:_MOST_CAUSES]]
 
 
-def _cause(one: TimeSpent, account: Goodput) -> str:
-    most = f", {one.process} {spoken(one.process_s)} of it" if one.process and one.process_s else ""
-    cause = one.cause.replace("_", " ")
-    return f"{one.kind}, {cause}: {spoken(one.seconds)}, {_share(one.seconds, account)}{most}"
+def _cause(use: TimeSpent, account: Goodput) -> str:
+    most = f", {use.process} {spoken(use.process_s)} of it" if use.process and use.process_s else ""
+    cause = use.cause.replace("_", " ")
+    return f"{use.kind}, {cause}: {spoken(use.seconds)}, {_share(use.seconds, account)}{most}"
 
 
 def _share(seconds: float, account: Goodput) -> str:

@@ -57,7 +57,7 @@ class LineProgress:
 def _standing(report: Report) -> tuple[object, ...]:
     """Return the values whose change deserves a line."""
     status = report.status
-    processes = tuple((one.name, one.state) for one in progress.processes(status))
+    processes = tuple((process.name, process.state) for process in progress.processes(status))
     metrics = str(status.metrics)  # as text, since NaN never equals itself
     checkpoints = len(status.checkpoints)
     return (report.state, status.message, status.epoch, processes, metrics, checkpoints)

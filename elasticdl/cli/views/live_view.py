@@ -126,8 +126,8 @@ def picture(status: JobStatus, events: Sequence[str], columns: int = 80) -> Grou
     shown = [("job", job)] + ([("epoch", epoch)] if status.epochs > 1 else [])
     bar = min(_LONGEST_BAR, max(_SHORTEST_BAR, columns - _BESIDE_A_BAR))
     for title, share in shown:
-        words = f"{share.percent:>5}  {share.done:,} of {share.expected:,}"
-        bars.add_row(title, ProgressBar(total=1.0, completed=share.fraction, width=bar), words)
+        label = f"{share.percent:>5}  {share.done:,} of {share.expected:,}"
+        bars.add_row(title, ProgressBar(total=1.0, completed=share.fraction, width=bar), label)
     parts: list[Any] = [
         Text(plain(status.message), style="bold"),
         bars,

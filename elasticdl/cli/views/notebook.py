@@ -85,7 +85,7 @@ class NotebookView:
 def picture(title: str, status: JobStatus | None, events: Sequence[str] = ()) -> Html:
     """Return a job as HTML, in the surrounding colours, and as text."""
     parts = [f"<b>{_text(title)}</b>"]
-    words = [title]
+    texts = [title]
     if status is not None:
         parts[0] += f": {_text(status.message)}"
         parts += [
@@ -94,10 +94,10 @@ def picture(title: str, status: JobStatus | None, events: Sequence[str] = ()) ->
             _processes(status),
         ]
         parts += [f"<div><i>waiting: {_text(reason)}</i></div>" for reason in status.waiting[:4]]
-        words.append(progress.head(status))
+        texts.append(progress.head(status))
     parts += [f'<div style="opacity:.7">{_text(line)}</div>' for line in events]
     return Html(
-        f'<div style="font-size:90%;line-height:1.5">{"".join(parts)}</div>', ": ".join(words)
+        f'<div style="font-size:90%;line-height:1.5">{"".join(parts)}</div>', ": ".join(texts)
     )
 
 
@@ -119,9 +119,9 @@ def _bar(title: str, share: Share) -> str:
 def _processes(status: JobStatus) -> str:
     live = progress.processes(status)
     rows = "".join(
-        f"<tr><td>{_text(one.name)}</td><td>{_text(one.state)}</td>"
-        f"<td>{_text(one.shard or one.message)}</td></tr>"
-        for one in live[:_SHOWN_PROCESSES]
+        f"<tr><td>{_text(process.name)}</td><td>{_text(process.state)}</td>"
+        f"<td>{_text(process.shard or process.message)}</td></tr>"
+        for process in live[:_SHOWN_PROCESSES]
     )
     if (more := len(live) + status.processes_left_out - _SHOWN_PROCESSES) > 0:
         rows += f'<tr><td colspan="3">and {more:,} more</td></tr>'

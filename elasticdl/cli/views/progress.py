@@ -100,17 +100,15 @@ def bound(updates: UpdateCounts) -> str:
 
 def update_words(updates: UpdateCounts) -> str:
     """Format the account of updates: `applied 1200  lost at least 20`; repeated ones if any."""
-    words = (
-        f"applied {updates.applied}  lost {bound(updates) if updates.lost else ''}{updates.lost}"
-    )
+    text = f"applied {updates.applied}  lost {bound(updates) if updates.lost else ''}{updates.lost}"
     if updates.repeated:
-        words += f"  repeated {bound(updates)}{updates.repeated}"
-    return words
+        text += f"  repeated {bound(updates)}{updates.repeated}"
+    return text
 
 
 def _reason(workers: Sequence[Mapping[str, float]]) -> str:
     """Return what an automatic limit of staleness depends on; '' for an explicit limit."""
-    shares = [one["exchange_share"] for one in workers if "exchange_share" in one]
+    shares = [worker["exchange_share"] for worker in workers if "exchange_share" in worker]
     return f" ({exchange_words(median(shares))})" if shares else ""
 
 
@@ -140,7 +138,7 @@ def head(status: JobStatus) -> str:
     share = job_share(status)
     # The list of processes is bounded. Without a master there is nothing else.
     states: Mapping[str, int] = status.states.get("worker") or Counter(
-        one.state for one in processes(status) if one.role == "worker"
+        process.state for process in processes(status) if process.role == "worker"
     )
     workers, ready = sum(states.values()), states.get("ready", 0)
     parts = [status.message]
