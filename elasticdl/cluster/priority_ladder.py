@@ -122,8 +122,8 @@ def class_of(spec: JobSpec, role: Role, place: int) -> str:
     """
     section = spec.kubernetes
     rung = rung_of(place, section.weight)
-    if given := str(getattr(section, f"{role}_pod_priority")):
-        return given.replace(PLACEHOLDER, str(min(rung, HIGHEST_NAMED)))
+    if priority := str(getattr(section, f"{role}_pod_priority")):
+        return priority.replace(PLACEHOLDER, str(min(rung, HIGHEST_NAMED)))
     if not spec.on_ladder:
         return ""
     match role:
@@ -140,9 +140,9 @@ def classes_of(spec: JobSpec) -> tuple[str, ...]:
     """Every class that a pod of the job may get, in the order of their priority on the ladder."""
     places = {Role.MASTER: 1, Role.PS: spec.servers}
     places[Role.WORKER] = spec.cluster.num_workers.high
-    found = (
+    classes = (
         class_of(spec, role, place)
         for role in (Role.MASTER, Role.PS, Role.WORKER)
         for place in range(1, places[role] + 1)
     )
-    return tuple(name for name in dict.fromkeys(found) if name)
+    return tuple(name for name in dict.fromkeys(classes) if name)

@@ -293,21 +293,21 @@ class ApiServer:
         except ValueError as error:
             raise ApiAway(f"the API server sent an invalid answer: {error}") from error
 
-    def _judged(self, said: ApiRefused | ApiAway) -> ApiRefused | ApiAway:
+    def _judged(self, error: ApiRefused | ApiAway) -> ApiRefused | ApiAway:
         """Treat refusals of a server that was just unreachable as temporary."""
-        if isinstance(said, ApiRefused):
+        if isinstance(error, ApiRefused):
             # A server that has just started answers 401 or 403 until it has loaded its
             # authorization rules.
-            unknown = said.status.code == 401 or (
-                said.status.code == 403 and " cannot " in said.message
+            unknown = error.status.code == 401 or (
+                error.status.code == 403 and " cannot " in error.message
             )
             if unknown and time.monotonic() < self._settled_at_s:
                 return ApiAway(
-                    f"the API server has just come back: {said.message}", status=said.status
+                    f"the API server has just come back: {error.message}", status=error.status
                 )
-        elif said.status is None or said.status.code >= 500:
+        elif error.status is None or error.status.code >= 500:
             self._settled_at_s = time.monotonic() + SETTLE_S
-        return said
+        return error
 
 
 def _object(body: bytes) -> Json:
@@ -319,16 +319,18 @@ def _object(body: bytes) -> Json:
 
 def _error(code: int, body: bytes, retry_after: str) -> ApiRefused | ApiAway:
     try:
-        said = _object(body)
+        answer = _object(body)
     except ValueError:
-        said = {"message": body[:500].decode("utf-8", errors="replace").strip()}
-    status = Status(code, str(said.get("reason") or ""), str(said.get("message") or f"HTTP {code}"))
+        answer = {"message": body[:500].decode("utf-8", errors="replace").strip()}
+    status = Status(
+        code, str(answer.get("reason") or ""), str(answer.get("message") or f"HTTP {code}")
+    )
     # 408 and 429 ask for a later try, like server errors.
     if code not in (408, 429) and code < 500:
         return ApiRefused(status)
     seconds = (
         _seconds(retry_after)
-        or _seconds((said.get("details") or {}).get("retryAfterSeconds"))
+        or _seconds((answer.get("details") or {}).get("retryAfterSeconds"))
         or 1.0
     )
     return ApiAway(

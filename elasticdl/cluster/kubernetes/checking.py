@@ -120,9 +120,9 @@ async def _pods(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
     path = f"/api/v1/namespaces/{namespace}/pods"
     titles = ("the master's pod", "a worker's pod", "a server's pod")
     findings: Findings = []
-    for title, made in zip(titles, pod_objects(spec, namespace), strict=True):
+    for title, pod in zip(titles, pod_objects(spec, namespace), strict=True):
         try:
-            await api.create(path, made, dry_run=True)
+            await api.create(path, pod, dry_run=True)
         except ApiRefused as refused:
             if "cannot create resource" in refused.message:
                 return [
@@ -133,9 +133,11 @@ async def _pods(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
                     )
                 ]
             if refused.status.reason != "AlreadyExists":
-                said = refusal(refused.status.code, refused.message)
-                judge = warning if said.retry else problem
-                findings.append(judge("pods", f"the cluster would refuse {title}: {said.reason}"))
+                rejection = refusal(refused.status.code, refused.message)
+                judge = warning if rejection.retry else problem
+                findings.append(
+                    judge("pods", f"the cluster would refuse {title}: {rejection.reason}")
+                )
     if not findings:
         try:
             await api.create(
@@ -148,8 +150,10 @@ async def _pods(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
                 refused.status.reason != "AlreadyExists"
                 and "cannot create resource" not in refused.message
             ):
-                said = refusal(refused.status.code, refused.message)
-                findings.append(problem("pods", f"the cluster would refuse the job: {said.reason}"))
+                rejection = refusal(refused.status.code, refused.message)
+                findings.append(
+                    problem("pods", f"the cluster would refuse the job: {rejection.reason}")
+                )
     return findings or [
         fine("pods", "the cluster would accept a pod of each role (pod security, webhooks, limits)")
     ]
@@ -264,7 +268,7 @@ async def _priority_classes(api: ApiServer) -> frozenset[str] | None:
         if refused.status.code == 403:
             return None
         raise
-    return frozenset(str(one["metadata"]["name"]) for one in answer.get("items") or ())
+    return frozenset(str(item["metadata"]["name"]) for item in answer.get("items") or ())
 
 
 async def _claims(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
@@ -305,7 +309,7 @@ async def _secrets(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
     flags = dict.fromkeys(spec.kubernetes.image_pull_secrets, "--image-pull-secrets")
     if spec.page_secret is not None:
         flags[spec.page_secret] = "--tls"
-    found = {
+    secrets = {
         name: await _object(api, f"/api/v1/namespaces/{namespace}/secrets/{name}") for name in flags
     }
     findings = [
@@ -314,9 +318,9 @@ async def _secrets(api: ApiServer, spec: JobSpec, namespace: str) -> Findings:
             f"there is no secret {name} in namespace {namespace}, which {flag} names",
         )
         for name, flag in flags.items()
-        if found[name] is None
+        if secrets[name] is None
     ]
-    page = found.get(spec.page_secret or "")
+    page = secrets.get(spec.page_secret or "")
     if page and not {"tls.crt", "tls.key"} <= (page.get("data") or {}).keys():
         text = f"secret {spec.page_secret} has no tls.crt and tls.key, which --tls needs"
         findings.append(problem("tls", text))

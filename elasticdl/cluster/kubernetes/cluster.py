@@ -159,8 +159,8 @@ class KubernetesCluster:
         try:
             if self._secrets is not None:
                 await self._secrets.provide(spec.name)
-            made = pod_manifest(self._owner, self._plan_of(spec), spec)
-            self._reflector.add(await self._creator.create(self._path, made))
+            manifest = pod_manifest(self._owner, self._plan_of(spec), spec)
+            self._reflector.add(await self._creator.create(self._path, manifest))
             created = True
         finally:
             if not created:

@@ -49,50 +49,50 @@ async def set_up(api: ApiServer, objects: Sequence[Json], namespace: str) -> tup
     """
     turns = asyncio.Semaphore(_AT_ONCE)
 
-    async def in_turn(made: Json) -> SetUp:
+    async def in_turn(manifest: Json) -> SetUp:
         async with turns:
-            return await _one(api, made, namespace)
+            return await _one(api, manifest, namespace)
 
-    first = [await in_turn(made) for made in objects[:1]]
-    return (*first, *await asyncio.gather(*(in_turn(made) for made in objects[1:])))
+    first = [await in_turn(manifest) for manifest in objects[:1]]
+    return (*first, *await asyncio.gather(*(in_turn(manifest) for manifest in objects[1:])))
 
 
-async def _one(api: ApiServer, made: Json, namespace: str) -> SetUp:
-    kind, name = str(made["kind"]), str(made["metadata"]["name"])
-    within = made["metadata"].get("namespace") or namespace
-    path = collection(made, "" if kind in _CLUSTER_WIDE else within)
+async def _one(api: ApiServer, manifest: Json, namespace: str) -> SetUp:
+    kind, name = str(manifest["kind"]), str(manifest["metadata"]["name"])
+    within = manifest["metadata"].get("namespace") or namespace
+    path = collection(manifest, "" if kind in _CLUSTER_WIDE else within)
     try:
-        await api.create(path, made)
+        await api.create(path, manifest)
         return SetUp(kind, name, SetupResult.CREATED)
     except ApiRefused as refused:
         if refused.status.code != 409:
             raise _refused(refused, f"create {kind} {name}") from refused
     try:
         existing = await api.get(f"{path}/{name}")
-        if _same(made, existing):
+        if _same(manifest, existing):
             return SetUp(kind, name, SetupResult.UNCHANGED)
-        _refuse_fixed(made, existing)
-        kept = {**made, "metadata": existing["metadata"]}
+        _refuse_fixed(manifest, existing)
+        kept = {**manifest, "metadata": existing["metadata"]}
         await api.replace(f"{path}/{name}", kept)
         return SetUp(kind, name, SetupResult.CHANGED)
     except ApiRefused as refused:
         raise _refused(refused, f"update {kind} {name}") from refused
 
 
-def _same(made: Json, existing: Json) -> bool:
-    return all(existing.get(key) == made.get(key) for key in _COMPARED if key in made)
+def _same(manifest: Json, existing: Json) -> bool:
+    return all(existing.get(key) == manifest.get(key) for key in _COMPARED if key in manifest)
 
 
-def _refuse_fixed(made: Json, existing: Json) -> None:
-    kind, name = made["kind"], made["metadata"]["name"]
-    space = made["metadata"].get("namespace", "")
+def _refuse_fixed(manifest: Json, existing: Json) -> None:
+    kind, name = manifest["kind"], manifest["metadata"]["name"]
+    space = manifest["metadata"].get("namespace", "")
     within = f" -n {space}" if space else ""
     after = "; existing pods keep their priority" if kind == "PriorityClass" else ""
     for key in _FIXED.get(kind, ()):
-        if existing.get(key) != made[key]:
+        if existing.get(key) != manifest[key]:
             raise ClusterRefused(
-                f"{kind} {name} exists with {key} {existing.get(key)!r}, expected {made[key]!r},"
-                " and Kubernetes does not change it",
+                f"{kind} {name} exists with {key} {existing.get(key)!r}, expected"
+                f" {manifest[key]!r}, and Kubernetes does not change it",
                 hint=f"kubectl delete {plural(kind)} {name}{within}, then run this again{after}",
             )
 

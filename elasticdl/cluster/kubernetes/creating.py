@@ -55,13 +55,13 @@ class Creator:
                 # 409 may be our own object: the answer to an earlier request may have been lost.
                 if refused.status.code != 409:
                     raise refusal(refused.status.code, refused.message) from refused
-                said = refused.message
+                problem = refused.message
                 if refused.status.reason == "AlreadyExists" and (
                     existing := await self._ours(path, body)
                 ):
                     return existing
             except ApiAway as away:
-                said = away.message
+                problem = away.message
                 if away.status is not None and away.status.code == 429:
                     # Shared by all creations: the server's limit is per client, not per request.
                     self._held_until_s = self._clock.now_s() + away.retry_after_s
@@ -69,16 +69,17 @@ class Creator:
             pause_s = min(pause_s, self._last_pause_s) * random.uniform(0.8, 1.2)
             if self._clock.now_s() + pause_s > end_s:
                 raise CreateRefused(
-                    f"cannot create {kind.lower()} {name} within {LIMIT_S:g} s: {said}", retry=True
+                    f"cannot create {kind.lower()} {name} within {LIMIT_S:g} s: {problem}",
+                    retry=True,
                 )
-            _LOG.info("retrying to create %s in %.1f s: %s", name, pause_s, said)
+            _LOG.info("retrying to create %s in %.1f s: %s", name, pause_s, problem)
             await asyncio.sleep(pause_s)
             pause_s *= 2
 
     async def provide(self, objects: Iterable[Json], namespace: str) -> None:
         """Create objects that are missing. Raises CreateRefused."""
-        for made in objects:
-            await self.create(collection(made, namespace), made)
+        for manifest in objects:
+            await self.create(collection(manifest, namespace), manifest)
 
     async def _held(self, end_s: float) -> None:
         """Wait as long as the server asked all clients to.

@@ -25,12 +25,12 @@ async def find_gang(api: ApiServer, spec: JobSpec, joined: str | None = None) ->
     """
     if not spec.gang_workers:
         return None
-    groups = {one["name"]: one for one in (await api.get("/apis")).get("groups") or ()}
+    groups = {entry["name"]: entry for entry in (await api.get("/apis")).get("groups") or ()}
     known = _known_to(spec.kubernetes.scheduler_name)
     for group in sorted(known, key=lambda group: group != joined):
         for version in (groups.get(group) or {}).get("versions") or ():
-            found = await api.get(f"/apis/{version['groupVersion']}")
-            if any(one["name"] == POD_GROUPS for one in found.get("resources") or ()):
+            listing = await api.get(f"/apis/{version['groupVersion']}")
+            if any(resource["name"] == POD_GROUPS for resource in listing.get("resources") or ()):
                 return Gang(group, str(version["version"]))
     name = spec.kubernetes.scheduler_name
     there = [str(group) for group in GangApi if group in groups and group != GangApi.KUBERNETES]

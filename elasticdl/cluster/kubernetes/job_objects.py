@@ -55,7 +55,7 @@ def pod(owner: Owner, plan: PodPlan, spec: ProcessSpec) -> Json:
         {"name": key, "valueFrom": {"secretKeyRef": {"name": secret, "key": str(spec.name)}}}
         for key in spec.secrets
     ]
-    made: Json = {
+    manifest: Json = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
@@ -66,8 +66,8 @@ def pod(owner: Owner, plan: PodPlan, spec: ProcessSpec) -> Json:
         "spec": body,
     }
     if plan.gang is not None:
-        join(made, plan.gang, owner.job)
-    return made
+        join(manifest, plan.gang, owner.job)
+    return manifest
 
 
 def preflight_pod(owner: Owner, plan: PodPlan, spec: ProcessSpec, attempt: int) -> Json:

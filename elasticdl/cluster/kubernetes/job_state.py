@@ -212,11 +212,11 @@ class JobState:
         condition = _final_condition(self.job)
         if condition is None:
             return None
-        said = next(
+        recorded = next(
             (left for pod in reversed(self.masters) if (left := read_outcome(pod)) is not None),
             None,
         )
-        ended = said or self._outcome_without_message(condition)
+        ended = recorded or self._outcome_without_message(condition)
         spec = None if ended.action else self.spec
         return ended if spec is None else replace(ended, action=str(spec.action))
 

@@ -173,15 +173,15 @@ class Jobs:
         try:
             yield
         except ApiRefused as refused:
-            words, hint = f"the cluster refuses to {what}: {refused.message}", ""
+            message, hint = f"the cluster refuses to {what}: {refused.message}", ""
             if refused.status.code == 401:
-                words = "the cluster does not accept your credentials"
+                message = "the cluster does not accept your credentials"
                 hint = "see `kubectl auth whoami` and `kubectl config view`"
             elif refused.status.code == 403:
-                words = f"you may not {what} in namespace {self._namespace}"
+                message = f"you may not {what} in namespace {self._namespace}"
                 see = f"`kubectl auth can-i --list -n {self._namespace}`"
                 hint = f"ask the cluster's administrator; see {see}"
-            raise ClusterRefused(words, hint=hint) from refused
+            raise ClusterRefused(message, hint=hint) from refused
 
 
 def _text(secret: Mapping[str, Any], key: str) -> str:

@@ -33,8 +33,8 @@ def contexts() -> list[str]:
 
 
 def _files() -> list[Path]:
-    given = kubeconfig_path()
-    return [Path(part) for part in given.split(os.pathsep) if part] or [
+    paths = kubeconfig_path()
+    return [Path(part) for part in paths.split(os.pathsep) if part] or [
         Path.home() / ".kube" / "config"
     ]
 
@@ -43,10 +43,10 @@ def _contexts_of(file: Path) -> Iterator[str]:
     import yaml
 
     try:
-        found = yaml.load(file.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
+        document = yaml.load(file.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
     except (OSError, yaml.YAMLError):
         return
-    listed = found.get("contexts") if isinstance(found, dict) else None
-    for one in listed if isinstance(listed, list) else ():
-        if isinstance(one, dict) and isinstance(one.get("name"), str):
-            yield one["name"]
+    listed = document.get("contexts") if isinstance(document, dict) else None
+    for context in listed if isinstance(listed, list) else ():
+        if isinstance(context, dict) and isinstance(context.get("name"), str):
+            yield context["name"]

@@ -42,15 +42,15 @@ def kustomize_files(namespace: str, guaranteed_pods: int | None) -> dict[str, st
 
 
 def _by_kind(objects: Sequence[Json]) -> tuple[list[Json], list[Json]]:
-    classes = [one for one in objects if one["kind"] == "PriorityClass"]
-    return classes, [one for one in objects if one["kind"] != "PriorityClass"]
+    classes = [manifest for manifest in objects if manifest["kind"] == "PriorityClass"]
+    return classes, [manifest for manifest in objects if manifest["kind"] != "PriorityClass"]
 
 
 def _documents(objects: Sequence[Json]) -> str:
-    return "---\n".join(as_yaml(one) for one in objects)
+    return "---\n".join(as_yaml(manifest) for manifest in objects)
 
 
 def _kustomization(*resources: str, namespace: str = "") -> str:
     within = {"namespace": namespace} if namespace else {}
-    made = {"apiVersion": f"{_API}/v1beta1", "kind": "Kustomization", **within}
-    return as_yaml({**made, "resources": list(resources)})
+    kustomization = {"apiVersion": f"{_API}/v1beta1", "kind": "Kustomization", **within}
+    return as_yaml({**kustomization, "resources": list(resources)})

@@ -102,9 +102,9 @@ def plural(kind: str) -> str:
     return f"{name}es" if name.endswith("s") else f"{name}s"
 
 
-def collection(made: Mapping[str, Any], namespace: str) -> str:
+def collection(manifest: Mapping[str, Any], namespace: str) -> str:
     """The path of an object's collection on the API server; '': it is in no namespace."""
-    version = str(made["apiVersion"])
+    version = str(manifest["apiVersion"])
     root = f"/api/{version}" if version == "v1" else f"/apis/{version}"
     within = f"/namespaces/{namespace}" if namespace else ""
-    return f"{root}{within}/{plural(made['kind'])}"
+    return f"{root}{within}/{plural(manifest['kind'])}"

@@ -43,7 +43,7 @@ async def _why_not(api: ApiServer, spec: JobSpec, namespace: str) -> str:
         if refused.status.code != 403:
             raise
         return await _refused_pod(api, spec, namespace, readable=False)
-    existing = {str(one["metadata"]["name"]) for one in answer.get("items") or ()}
+    existing = {str(item["metadata"]["name"]) for item in answer.get("items") or ()}
     if missing := [name for name in needed if name not in existing]:
         return _missing(missing, whole=not existing & set(needed))
     return await _refused_pod(api, spec, namespace, readable=True)
@@ -58,9 +58,9 @@ def _missing(names: list[str], *, whole: bool) -> str:
 
 async def _refused_pod(api: ApiServer, spec: JobSpec, namespace: str, *, readable: bool) -> str:
     """Why the namespace may not use the classes, by the dry run of a pod on the last rung."""
-    made = trial_pod(spec, namespace, Role.WORKER, spec.cluster.num_workers.high)
+    pod = trial_pod(spec, namespace, Role.WORKER, spec.cluster.num_workers.high)
     try:
-        await api.create(f"/api/v1/namespaces/{namespace}/pods", made, dry_run=True)
+        await api.create(f"/api/v1/namespaces/{namespace}/pods", pod, dry_run=True)
     except ApiRefused as refused:
         if _NO_CLASS in refused.message:
             return refusal(refused.status.code, refused.message).reason

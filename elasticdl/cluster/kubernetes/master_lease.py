@@ -250,8 +250,8 @@ def _holder(lease: Json) -> str:
 
 
 def _annotations(lease: Json) -> Mapping[str, str]:
-    found = (lease.get("metadata") or {}).get("annotations")
-    return found if isinstance(found, Mapping) else {}
+    annotations = (lease.get("metadata") or {}).get("annotations")
+    return annotations if isinstance(annotations, Mapping) else {}
 
 
 def _now() -> str:

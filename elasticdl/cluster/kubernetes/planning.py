@@ -165,5 +165,5 @@ def pod_objects(spec: JobSpec, namespace: str) -> tuple[Json, Json, Json]:
 def trial_pod(spec: JobSpec, namespace: str, role: Role, place: int = 0) -> Json:
     """The first pod of a role without an owner, for dry runs. `place`: see `pod_plan`."""
     owner = Owner(namespace, spec.cluster.job_name, "00000000-0000-0000-0000-000000000000")
-    made = pod(owner, pod_plan(spec, role, place), ProcessSpec(ProcessName(role, 0), ()))
-    return {**made, "metadata": {**made["metadata"], "ownerReferences": []}}
+    manifest = pod(owner, pod_plan(spec, role, place), ProcessSpec(ProcessName(role, 0), ()))
+    return {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": []}}

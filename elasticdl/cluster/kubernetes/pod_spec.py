@@ -175,7 +175,7 @@ def _pod_security(plan: PodPlan) -> Json:
 
 def _lost_node_tolerations(role: Role, placement: Placement) -> list[Json]:
     """How long a pod stays on a lost node, unless the user configures it."""
-    said = {toleration.get("key") for toleration in placement.tolerations}
+    tolerated = {toleration.get("key") for toleration in placement.tolerations}
     return [
         {
             "key": key,
@@ -184,7 +184,7 @@ def _lost_node_tolerations(role: Role, placement: Placement) -> list[Json]:
             "tolerationSeconds": _NODE_GONE_AFTER_S[role],
         }
         for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-        if key not in said
+        if key not in tolerated
     ]
 
 

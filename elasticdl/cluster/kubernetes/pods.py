@@ -159,8 +159,8 @@ def trouble(pod: Pod) -> Trouble:
     waiting = _state(pod).get("waiting") or {}
     reason, message = str(waiting.get("reason") or ""), str(waiting.get("message") or "")
     if reason in _IMAGE_REASONS:
-        said = f": {message}" if message else ""
-        return Trouble(f"image {_image(pod)} cannot be pulled ({reason}){said}", IMAGE_FAILED)
+        detail = f": {message}" if message else ""
+        return Trouble(f"image {_image(pod)} cannot be pulled ({reason}){detail}", IMAGE_FAILED)
     if reason in _CONTAINER_REASONS:
         return Trouble(f"its container cannot be set up: {message or reason}", START_FAILED)
     if reason in _BETWEEN:
@@ -233,13 +233,13 @@ def exit_status(pod: Pod, *, asked: bool, ended: Mapping[str, Any] | None = None
     reason = _reason(pod, ended)
     if not (reason or conditions or asked) and "deletionTimestamp" in pod["metadata"]:
         reason = DELETED
-    said = (str(_status(pod).get("message") or ""), str(ended.get("message") or ""))
+    messages = (str(_status(pod).get("message") or ""), str(ended.get("message") or ""))
     return ExitStatus(
         exit_code=code,
         signal=killed_by,
         reason=reason,
         conditions=conditions,
-        log_tail="\n".join(filter(None, said)),
+        log_tail="\n".join(filter(None, messages)),
         asked=asked,
     )
 

@@ -143,9 +143,9 @@ class PortForward:
                             with suppress(OSError):
                                 await socket.send_bytes(bytes((_DATA,)) + answer)
                         continue
-                    said = content.decode("utf-8", errors="replace")
-                    raise (NobodyListens if _REFUSED in said else TransientError)(
-                        self._problem(said, pod)
+                    message = content.decode("utf-8", errors="replace")
+                    raise (NobodyListens if _REFUSED in message else TransientError)(
+                        self._problem(message, pod)
                     )
         except ssl.SSLError as error:
             raise TransientError(
@@ -156,10 +156,10 @@ class PortForward:
             raise TransientError(f"pod {pod} does not answer on port {self._port}") from error
         raise TransientError(f"the connection to pod {pod} broke")
 
-    def _problem(self, said: str, pod: str) -> str:
-        if _REFUSED in said:
+    def _problem(self, message: str, pod: str) -> str:
+        if _REFUSED in message:
             return f"nothing listens on port {self._port} of pod {pod}"
-        return f"the connection to pod {pod} broke: {said}" if said else ""
+        return f"the connection to pod {pod} broke: {message}" if message else ""
 
 
 @final
@@ -197,9 +197,9 @@ async def _joined(
     finally:
         for task in (outward, inward):
             task.cancel()
-        said = await asyncio.gather(outward, inward, return_exceptions=True)
+        ends = await asyncio.gather(outward, inward, return_exceptions=True)
     return next(
-        (str(end) for end in said if end and not isinstance(end, asyncio.CancelledError)), ""
+        (str(end) for end in ends if end and not isinstance(end, asyncio.CancelledError)), ""
     )
 
 
@@ -210,15 +210,15 @@ async def _send(reader: asyncio.StreamReader, socket: Socket) -> str:
 
 
 async def _receive(socket: Socket, writer: asyncio.StreamWriter) -> str:
-    said = b""
+    message = b""
     async for channel, content in _messages(socket):
         if channel == _DATA:
             writer.write(content)
             await writer.drain()
         elif channel == _ERROR:
-            said += content
+            message += content
     broke = socket.exception()
-    return said.decode("utf-8", errors="replace") or (
+    return message.decode("utf-8", errors="replace") or (
         "" if broke is None else f"{broke or type(broke).__name__}"
     )
 

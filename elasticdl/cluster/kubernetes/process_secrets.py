@@ -36,29 +36,29 @@ class ProcessSecrets:
 
     async def provide(self, name: ProcessName) -> None:
         """Create the Secret of this process, unless it was. Raises CreateRefused."""
-        made = process_secret(self._owner, name, self._token_of)
-        if (key := made["metadata"]["name"]) in self._created:
+        secret = process_secret(self._owner, name, self._token_of)
+        if (key := secret["metadata"]["name"]) in self._created:
             return
         # Processes that start together share most Secrets, and one request for each of them.
         creating = self._creating.get(key)
         if creating is None:
-            creating = self._creating[key] = asyncio.ensure_future(self._provide(key, made))
+            creating = self._creating[key] = asyncio.ensure_future(self._provide(key, secret))
             creating.add_done_callback(lambda _: self._creating.pop(key))
         await asyncio.shield(creating)
 
-    async def _provide(self, key: str, made: Json) -> None:
+    async def _provide(self, key: str, secret: Json) -> None:
         try:
-            await self._api.create_unseen(self._path, made)
+            await self._api.create_unseen(self._path, secret)
         except ApiRefused as refused:
             raise refusal(refused.status.code, refused.message) from refused
         except ApiAway as away:
             raise CreateRefused(f"cannot create secret {key}: {away.message}", retry=True) from away
-        self._created[key] = made
+        self._created[key] = secret
 
     async def mend(self) -> list[str]:
         """Create what was deleted; return the names. Raises ApiAway, ApiRefused."""
         return [
             name
-            for name, made in tuple(self._created.items())
-            if await self._api.create_unseen(self._path, made)
+            for name, secret in tuple(self._created.items())
+            if await self._api.create_unseen(self._path, secret)
         ]

@@ -31,7 +31,7 @@ _RBAC = "rbac.authorization.k8s.io"
 def cluster_objects() -> tuple[Json, ...]:
     """Objects that belong to no namespace: the ladder, and the roles of users."""
     return (
-        *(_priority_class(one) for one in ladder_classes()),
+        *(_priority_class(ladder_class) for ladder_class in ladder_classes()),
         _role("ClusterRole", READER_ROLE, _READING),
         {
             **_head(f"{_RBAC}/v1", "ClusterRoleBinding", READER_ROLE),
@@ -79,12 +79,12 @@ def guaranteed_quota(namespace: str, pods: int) -> Json:
     }
 
 
-def _priority_class(one: LadderClass) -> Json:
+def _priority_class(ladder_class: LadderClass) -> Json:
     return {
-        **_head("scheduling.k8s.io/v1", "PriorityClass", one.name),
-        "value": one.value,
+        **_head("scheduling.k8s.io/v1", "PriorityClass", ladder_class.name),
+        "value": ladder_class.value,
         "preemptionPolicy": "PreemptLowerPriority",
-        "description": one.description,
+        "description": ladder_class.description,
     }
 
 
@@ -107,6 +107,10 @@ def _rules(rights: Iterable[Right]) -> list[Json]:
     order = list(dict.fromkeys(of(right) for right in unique.values()))
     ordered = sorted(unique.values(), key=lambda right: order.index(of(right)))
     return [
-        {"apiGroups": [str(group)], "resources": [resource], "verbs": [one.verb for one in found]}
-        for (group, resource), found in groupby(ordered, key=of)
+        {
+            "apiGroups": [str(group)],
+            "resources": [resource],
+            "verbs": [right.verb for right in of_resource],
+        }
+        for (group, resource), of_resource in groupby(ordered, key=of)
     ]

@@ -124,10 +124,10 @@ def _problems(submitted: Json, name: str, pod: Json) -> Iterator[str]:
         ("it", submitted, wanted),
         ("its pod template", pod, {**wanted, ROLE_LABEL: str(Role.MASTER)}),
     ):
-        said = (labelled.get("metadata") or {}).get("labels") or {}
+        labels = (labelled.get("metadata") or {}).get("labels") or {}
         for key, text in own.items():
-            if said.get(key) != text:
-                yield f"{what} needs the label {key}: {text}, and has {said.get(key, 'none')}"
+            if labels.get(key) != text:
+                yield f"{what} needs the label {key}: {text}, and has {labels.get(key, 'none')}"
     job, spec = submitted["spec"], pod["spec"]
     for key in ("parallelism", "completions"):
         if job.get(key, 1) != 1:
@@ -142,7 +142,9 @@ def _problems(submitted: Json, name: str, pod: Json) -> Iterator[str]:
         for place in container.get("volumeMounts") or ()
         if str(place["mountPath"]).rstrip("/") == SECRET_FOLDER
     ]
-    sources = [one.get("secret") for one in spec.get("volumes") or () if one["name"] in mounts]
+    sources = [
+        volume.get("secret") for volume in spec.get("volumes") or () if volume["name"] in mounts
+    ]
     if not any(source and secret.items() <= source.items() for source in sources):
         yield (
             f"its pod template needs a volume of the Secret {secret_name(name)} with optional:"
@@ -167,7 +169,7 @@ def _expanded(arg: str) -> str:
     Raises SpecError for a `$(NAME)`: workers on other nodes would get other values.
     """
 
-    def one(reference: re.Match[str]) -> str:
+    def expanded(reference: re.Match[str]) -> str:
         if reference[0] == "$$":
             return "$"
         raise SpecError(
@@ -175,12 +177,12 @@ def _expanded(arg: str) -> str:
             hint=f"write the value, or ${reference[0]} for the text itself",
         )
 
-    return _REFERENCE.sub(one, arg)
+    return _REFERENCE.sub(expanded, arg)
 
 
 def _mounts(pod_spec: Json, container: Json) -> Iterator[dict[str, Any]]:
     """The volumes of the job as values of --volume; ours are left out."""
-    sources = {one["name"]: one for one in pod_spec.get("volumes") or ()}
+    sources = {volume["name"]: volume for volume in pod_spec.get("volumes") or ()}
     for place in container.get("volumeMounts") or ():
         path = str(place["mountPath"])
         if (path.rstrip("/") or "/") in INTERNAL_PATHS:

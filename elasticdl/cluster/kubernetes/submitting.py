@@ -94,20 +94,20 @@ class _Submission:
             ) from error
 
     def _job(self, spec: JobSpec, submission: str) -> Json:
-        made = job_object(spec, self._namespace)
-        made["metadata"]["annotations"] = {SUBMISSION: submission}
-        return made
+        manifest = job_object(spec, self._namespace)
+        manifest["metadata"]["annotations"] = {SUBMISSION: submission}
+        return manifest
 
     async def _steps(self, submission: str, limit: asyncio.Timeout) -> Submitted:
         api, namespace = self._api, self._namespace
-        made = self._job(self._spec, submission)
+        manifest = self._job(self._spec, submission)
         if await self._heard(lambda: rights.missing(api, namespace, rights.SUBMITTING), limit):
             raise ClusterRefused(
                 f"you may not create jobs in namespace {namespace}",
                 hint="ask the cluster's administrator",
             )
         # Check the name and the namespace first: other errors would only hide these.
-        await self._heard(lambda: _create(api, namespace, made, dry_run=True), limit)
+        await self._heard(lambda: _create(api, namespace, manifest, dry_run=True), limit)
         gang = await self._heard(lambda: find_gang(api, self._spec), limit)
         account = self._spec.kubernetes.service_account or "default"
         needed = rights.needed_by(gang)
@@ -149,20 +149,20 @@ async def rehearsal(api: ApiServer, spec: JobSpec, namespace: str) -> tuple[str,
     """
     path = f"/api/v1/namespaces/{namespace}/pods"
     warnings = []
-    for role, made in zip(
+    for role, pod in zip(
         ("the master", "a worker", "a parameter server"), pod_objects(spec, namespace), strict=True
     ):
         try:
-            await api.create(path, made, dry_run=True)
+            await api.create(path, pod, dry_run=True)
         except ApiRefused as error:
             if error.status.code == 409 or "cannot create resource" in error.message:
                 continue
-            said = refusal(error.status.code, error.message)
-            if not said.retry:
+            rejection = refusal(error.status.code, error.message)
+            if not rejection.retry:
                 raise ClusterRefused(
-                    f"the cluster would refuse {role}'s pod: {said.reason}"
+                    f"the cluster would refuse {role}'s pod: {rejection.reason}"
                 ) from error
-            warnings.append(f"{role} would have to wait: {said.reason}")
+            warnings.append(f"{role} would have to wait: {rejection.reason}")
     return tuple(warnings)
 
 
@@ -180,16 +180,16 @@ def _powerless(lacking: rights.Rights, account: str, namespace: str) -> Permanen
     )
 
 
-async def _create(api: ApiServer, namespace: str, made: Json, *, dry_run: bool = False) -> Json:
-    path, name = f"/apis/batch/v1/namespaces/{namespace}/jobs", made["metadata"]["name"]
+async def _create(api: ApiServer, namespace: str, manifest: Json, *, dry_run: bool = False) -> Json:
+    path, name = f"/apis/batch/v1/namespaces/{namespace}/jobs", manifest["metadata"]["name"]
     try:
-        return await api.create(path, made, dry_run=dry_run)
+        return await api.create(path, manifest, dry_run=dry_run)
     except ApiRefused as error:
         if error.status.reason != "AlreadyExists":
             raise ClusterRefused(refusal(error.status.code, error.message).reason) from error
         with suppress(ApiRefused):  # Somebody else's, if it is unreadable.
             existing = await api.get(f"{path}/{name}")
-            if _submission(existing) == _submission(made):
+            if _submission(existing) == _submission(manifest):
                 return existing
         raise NameTaken(
             f"job {name} already exists in namespace {namespace}",

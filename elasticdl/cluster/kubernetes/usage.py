@@ -85,7 +85,7 @@ def cluster_usage(
     allocatable = _NO_TOTALS if nodes is None else _allocatable(nodes)
     states = [job_state(job, by_job.get(str(job["metadata"]["uid"]), ())) for job in jobs]
     live = [state for state in states if state.ended is None]
-    ours = [one for state in live for one in (*state.masters, *state.pods)]
+    ours = [pod for state in live for pod in (*state.masters, *state.pods)]
     used = {} if every_pod is None else _shares(_requested(every_pod), allocatable)
     return ClusterUsage(
         tuple(
@@ -149,7 +149,10 @@ def _requested(pods: Iterable[Object]) -> Amounts:
             (container.get("resources") or {}).get("requests") or {}
             for container in pod["spec"].get("containers") or ()
         ]
-        for key, text in [("pods", "1"), *(item for one in amounts for item in one.items())]:
+        for key, text in [
+            ("pods", "1"),
+            *(item for part in amounts for item in part.items()),
+        ]:
             total[key] = total.get(key, Decimal(0)) + quantity(str(text))
     return total
 
@@ -160,8 +163,8 @@ def _allocatable(nodes: Iterable[Object]) -> Amounts:
     for node in nodes:
         status = node.get("status") or {}
         ready = any(
-            one.get("type") == "Ready" and one.get("status") == "True"
-            for one in status.get("conditions") or ()
+            condition.get("type") == "Ready" and condition.get("status") == "True"
+            for condition in status.get("conditions") or ()
         )
         if not ready or (node.get("spec") or {}).get("unschedulable"):
             continue

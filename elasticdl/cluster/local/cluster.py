@@ -261,8 +261,8 @@ class LocalCluster:
         log = log_path(self._log_directory, spec.name)
         with open_log(log, spec.name) as output, FileIO(os.devnull) as nothing:
             log_begin = output.tell()
-            given = nothing.fileno() if stdin is None else stdin
-            standard = (given, output.fileno(), output.fileno())
+            input_fd = nothing.fileno() if stdin is None else stdin
+            standard = (input_fd, output.fileno(), output.fileno())
             process = await self._run(spec, standard)
         try:
             return _Child(process, os.pidfd_open(process.pid), log, log_begin)
@@ -328,7 +328,7 @@ class LocalCluster:
     def _choose_gpu(self, name: ProcessName) -> None:
         """Give a worker the GPU that the fewest live ones have."""
         live = self._children.keys() | self._starting
-        self._gpu_of = {one: gpu for one, gpu in self._gpu_of.items() if one in live}
+        self._gpu_of = {child: gpu for child, gpu in self._gpu_of.items() if child in live}
         gpu = least_used(self._gpus, self._gpu_of.values())
         if gpu is not None and name.role is Role.WORKER:
             self._gpu_of[name] = gpu

@@ -115,7 +115,7 @@ class Channel:
         if self._closed:
             return
         data = memoryview(frame(message, len(descriptors)))
-        self._outgoing.append(_Outgoing(data, tuple(os.dup(one) for one in descriptors)))
+        self._outgoing.append(_Outgoing(data, tuple(os.dup(fd) for fd in descriptors)))
         self._flush()
 
     async def receive(self) -> Received | None:

@@ -76,13 +76,13 @@ class Welcome:
     @classmethod
     def of(cls, message: Message) -> Self:
         """The inverse of `to_plain`. Raises KeyError, TypeError."""
-        found = message["welcome"]
-        before = found["before"] and Predecessor(
-            status_of(found["before"]["status"]),
-            float(found["before"]["lived_s"]),
-            float(found["before"]["ended_at"]),
+        welcome = message["welcome"]
+        before = welcome["before"] and Predecessor(
+            status_of(welcome["before"]["status"]),
+            float(welcome["before"]["lived_s"]),
+            float(welcome["before"]["ended_at"]),
         )
-        return cls(found["kept"], before)
+        return cls(welcome["kept"], before)
 
 
 def spec_plain(spec: ProcessSpec) -> Message:

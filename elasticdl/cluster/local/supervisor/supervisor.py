@@ -147,13 +147,13 @@ class Supervisor:
         while True:
             began_s = time.monotonic()
             try:
-                status, told = await self._run_master(number, before)
+                status, exit_code = await self._run_master(number, before)
             except CreateRefused as refused:
                 if not refused.retry:
                     return JobEnd(ExitCode.JOB_FAILED, f"no master can start: {refused.reason}")
-                status, told = ExitStatus(reason=refused.reason), None
+                status, exit_code = ExitStatus(reason=refused.reason), None
             before = Predecessor(status, time.monotonic() - began_s, time.time())
-            if (end := self._end(status, told)) is not None:
+            if (end := self._end(status, exit_code)) is not None:
                 return end
             delay_s = self._restarts.delay_s(before.lived_s)
             if delay_s is None:
@@ -215,10 +215,10 @@ class Supervisor:
                     return event.exit_status
         raise RuntimeError("the cluster of the masters was closed")
 
-    def _end(self, status: ExitStatus, told: int | None) -> JobEnd | None:
+    def _end(self, status: ExitStatus, exit_code: int | None) -> JobEnd | None:
         """Return the job's end; None if another master should continue it."""
-        if told is not None:
-            return JobEnd(told)
+        if exit_code is not None:
+            return JobEnd(exit_code)
         if (recorded := self._recorded()) is not None:
             return recorded
         if len(self._signals) > 1:
