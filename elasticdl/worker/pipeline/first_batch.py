@@ -36,9 +36,9 @@ def first_batch(sources: Sources, task: Task) -> tuple[Structure, Structure]:
         for window in LoadedShard.read(shard, reader.read(shard)).windows(
             order_of(shard.records, None), 0, shard.records
         ):
-            made = feed(window.records, shard, window.places).made if window.good else None
-            if made is not None:
-                return made
+            batch = feed(window.records, shard, window.places).made if window.good else None
+            if batch is not None:
+                return batch
     raise UserError(
         f"`feed` kept none of the first records of {source.name}", hint="check what it filters"
     )

@@ -179,10 +179,10 @@ class Outbox:
         with self._lock:
             for held in self._held.values():
                 held.changed = held.changed or not held.closed
-            told = {key: held for key, held in self._held.items() if not held.closed}
-            self._told, self._told_too_many = set(told), False
+            open_leases = {key: held for key, held in self._held.items() if not held.closed}
+            self._told, self._told_too_many = set(open_leases), False
         self.urgent.set()
-        return tuple(Applied(*key, held.offset) for key, held in told.items())
+        return tuple(Applied(*key, held.offset) for key, held in open_leases.items())
 
     @property
     def told_too_many(self) -> bool:

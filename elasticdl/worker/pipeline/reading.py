@@ -149,16 +149,16 @@ class Feeding:
             if self._keeper.is_void(held):
                 return
             bad, examples = bad + window.bad, (*examples, *window.bad_examples)[:3]
-            made = None
+            pair = None
             if window.good:
                 with self._gauges.timed("feed_ms", TimeUse.FEED), self._watch.doing("feed"):
                     fed = feed(window.records, shard, window.places)
-                made, bad, examples = fed.made, bad + fed.bad, (*examples, *fed.bad_examples)[:3]
+                pair, bad, examples = fed.made, bad + fed.bad, (*examples, *fed.bad_examples)[:3]
             last = window.end == shard.records
             # Its records count with the next batch, which pushes: the servers must not have gaps.
-            if made is None and not last:
+            if pair is None and not last:
                 continue
-            features, labels = made if made is not None else (None, None)
+            features, labels = pair if pair is not None else (None, None)
             self.batches.put(
                 Batch(
                     held,
@@ -167,7 +167,7 @@ class Feeding:
                     bad,
                     examples,
                     last,
-                    made is not None,
+                    pair is not None,
                     features,
                     labels,
                 )

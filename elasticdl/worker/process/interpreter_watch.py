@@ -33,7 +33,7 @@ def watch_interpreter(user_code: str, *, blocked_s: float = BLOCKED_S) -> None:
 
     def run() -> None:
         while True:
-            watch.alive([(one.native_id or 0, one.name) for one in threading.enumerate()])
+            watch.alive([(thread.native_id or 0, thread.name) for thread in threading.enumerate()])
             time.sleep(_ALIVE_S)
 
     watch.alive([])

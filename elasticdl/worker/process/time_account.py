@@ -97,7 +97,7 @@ class TimeAccount:
 
     def _set(self, stage: Stage, use: TimeUse | None) -> None:
         self._uses[stage] = use
-        current = next((one for one in self._uses if one is not None), TimeUse.LEASE)
+        current = next((active for active in self._uses if active is not None), TimeUse.LEASE)
         if current is not self._current:
             self._settle()
             self._current = current

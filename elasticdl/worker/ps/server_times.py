@@ -45,7 +45,7 @@ class ServerTimes:
     def _compare(self) -> None:
         both_s = [pull + push for pull, push in zip(self._pull_s, self._push_s, strict=True)]
         slowest = max(range(len(both_s)), key=both_s.__getitem__)
-        others = [one for server, one in enumerate(both_s) if server != slowest]
+        others = [time_s for server, time_s in enumerate(both_s) if server != slowest]
         self._gauges.level("slowest_ps", float(slowest))
         self._gauges.level("slowest_ps_ms", both_s[slowest] * 1e3)
         self._gauges.level("other_ps_ms", median_low(others) * 1e3)
@@ -54,5 +54,5 @@ class ServerTimes:
 def _add(means_s: list[float], seconds: Sequence[float]) -> None:
     if len(means_s) != len(seconds):
         means_s[:] = seconds
-    for server, one in enumerate(seconds):
-        means_s[server] += _NEWEST * (one - means_s[server])
+    for server, newest_s in enumerate(seconds):
+        means_s[server] += _NEWEST * (newest_s - means_s[server])

@@ -136,19 +136,21 @@ class PsTrainer:
         Raises as `load`.
         """
         self._tables = len(spec.tables)
-        given = False
+        initialised = False
 
         def attempt(timeout_s: float) -> None:
-            nonlocal given
-            given = self._parameters.initialise(spec, dense, timeout_s=timeout_s) or given
+            nonlocal initialised
+            initialised = (
+                self._parameters.initialise(spec, dense, timeout_s=timeout_s) or initialised
+            )
             # With the servers' present values this worker can revive one that comes back empty.
             self._parameters.pull(self._no_ids(), exact=True, timeout_s=timeout_s)
 
         self._context.retry.call(attempt, "initialise")
-        if given:
+        if initialised:
             _log.info("gave the parameter servers their initial values")
         self._pusher.start()
-        return given
+        return initialised
 
     def revive(self) -> None:
         """Give servers that came back what they lack. Raises as `load`.

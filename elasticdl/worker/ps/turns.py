@@ -163,7 +163,7 @@ class Turns:
                 self._lost.add(first.held)
             if first.held is None or first.held not in self._lost:
                 first.then()
-        waiting = {one.held for one in self._waiting}
+        waiting = {entry.held for entry in self._waiting}
         # Void leases do not come back, but what waits behind their dropped pushes must not count.
         for leases in (self._lost, self._failed):
             leases -= {held for held in leases - waiting if self._keeper.is_void(held)}

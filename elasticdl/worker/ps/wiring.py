@@ -76,8 +76,8 @@ class Worker:
         finds no trained parameters on the servers.
         """
         spec = self.assignment.spec
-        given = self.trainer.start(self.ps_model.parameters, self.ps_model.dense())
-        if given and spec.action is not Action.TRAIN:
+        initialised = self.trainer.start(self.ps_model.parameters, self.ps_model.dense())
+        if initialised and spec.action is not Action.TRAIN:
             raise PermanentError(
                 "the parameter servers have no trained parameters",
                 hint="set --checkpoint-dir-for-init to a checkpoint",
@@ -88,7 +88,7 @@ class Worker:
         # The readers start last: until the servers have values, a batch could not be loaded.
         for stage in self.stages:
             stage.start()
-        return given
+        return initialised
 
 
 def assemble(

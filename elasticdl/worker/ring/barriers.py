@@ -128,14 +128,14 @@ class BarrierTasks:
         order = order_of(lease.shard.records, lease.order_seed)
         feed = self._sources.feed(lease.task)
         for window in loaded.windows(order, lease.offset, self._sources.minibatch_size):
-            made = feed(window.records) if window.good else None
+            pair = feed(window.records) if window.good else None
             last = window.end == lease.shard.records
             records, bad = window.end - window.begin, window.bad
-            if made is None:
+            if pair is None:
                 yield Loaded(Batch(held, window.end, records, bad, window.bad_examples, last))
                 continue
-            batch = Batch(held, window.end, records, bad, window.bad_examples, last, True, *made)
-            yield Loaded(batch, self._step.prepare(made[0]), pulled)
+            batch = Batch(held, window.end, records, bad, window.bad_examples, last, True, *pair)
+            yield Loaded(batch, self._step.prepare(pair[0]), pulled)
 
 
 @final

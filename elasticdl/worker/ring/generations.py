@@ -96,7 +96,7 @@ class Generations:
         now_s = self._clock.now_s()
         with self.changed:
             since_s = self._without_since_s
-            return [one for one in members if now_s - since_s.get(one, now_s) > for_s]
+            return [member for member in members if now_s - since_s.get(member, now_s) > for_s]
 
     def _ended(self) -> bool:
         reason = self._shutdown.reason

@@ -54,12 +54,12 @@ class Position:
         ended = (EndedShard(*rest[at : at + _EACH]) for at in range(0, len(rest), _EACH))
         return cls(
             *(version, number, offset, shard, attempt, done, records, bad),
-            tuple(one for one in ended if one.shard >= 0),
+            tuple(ended_shard for ended_shard in ended if ended_shard.shard >= 0),
         )
 
     def numbers(self) -> tuple[int, ...]:
         """The fields as they travel, equally many for all; more progress compares greater."""
-        ended = [number for one in self.ended for number in one]
+        ended = [number for ended_shard in self.ended for number in ended_shard]
         return (
             self.version,
             self.number,

@@ -213,10 +213,10 @@ class RingReading:
                 if stop():
                     return None
                 self._changed.wait(LOOK_AGAIN_S)
-            made = self._ready.popleft()
+            item = self._ready.popleft()
             self._taken += 1
             self._changed.notify_all()
-            return made
+            return item
 
     def wake(self) -> None:
         """Wake all waiters to check their conditions."""
@@ -333,7 +333,7 @@ class RingReading:
             and self._taken < UNDER_WAY
             and self._wanted < number <= self._wanted + 2
         )
-        return early and all(one in self._items for one in range(self._wanted, number))
+        return early and all(earlier in self._items for earlier in range(self._wanted, number))
 
     def _forget(self, number: int) -> None:
         self._items.pop(number, None)
@@ -349,11 +349,11 @@ class RingReading:
                     self._check()
                     self._changed.wait(LOOK_AGAIN_S)
                 turn, plan = self._turn, self._plan
-            for made in self._made(plan, turn):
-                if not self._put(made, turn):
+            for item in self._made(plan, turn):
+                if not self._put(item, turn):
                     break
 
-    def _put(self, made: Next, turn: int) -> bool:
+    def _put(self, item: Next, turn: int) -> bool:
         with self._changed:
             # Bounded: a fed minibatch may be large, and reading must not run far ahead of training.
             while len(self._ready) >= DEPTH and self._turn == turn:
@@ -362,7 +362,7 @@ class RingReading:
             # Checked under the same lock as the append: no part of an old plan gets through.
             if self._turn != turn:
                 return False
-            self._ready.append(made)
+            self._ready.append(item)
             self._changed.notify_all()
             return True
 

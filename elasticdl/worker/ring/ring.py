@@ -93,11 +93,11 @@ class HorovodRing:
         )
 
     def gathered(self, name: str, tensor: Tensor) -> Tensor:
-        made = self._horovod.allgather(
+        result = self._horovod.allgather(
             self._not_constant(tensor), name=_OURS + name, ignore_name_scope=True
         )
-        made.set_shape([None, *tensor.shape[1:]])
-        return made
+        result.set_shape([None, *tensor.shape[1:]])
+        return result
 
     def _not_constant(self, tensor: Tensor) -> Tensor:
         """The same values as a slice whose begin is known only at run time; nothing is copied.
@@ -150,7 +150,7 @@ def settings(environment: Mapping[str, str], silence_s: int, interface: str) -> 
 
     `interface` is the network of the members; '' if unknown.
     """
-    given = {
+    defaults = {
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(silence_s),
@@ -163,11 +163,11 @@ def settings(environment: Mapping[str, str], silence_s: int, interface: str) -> 
     }
     interface = environment.get("HOROVOD_GLOO_IFACE") or interface
     if interface:
-        given["HOROVOD_GLOO_IFACE"] = interface
+        defaults["HOROVOD_GLOO_IFACE"] = interface
         # With `=` the name is not a prefix of names.
-        given["NCCL_SOCKET_IFNAME"] = f"={interface}"
+        defaults["NCCL_SOCKET_IFNAME"] = f"={interface}"
     # A user's own settings win.
-    return {name: value for name, value in given.items() if name not in environment}
+    return {name: value for name, value in defaults.items() if name not in environment}
 
 
 def _environment(membership: RingMembership) -> Mapping[str, str]:

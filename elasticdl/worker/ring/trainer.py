@@ -455,7 +455,7 @@ class RingTrainer:
             return
         self._context.outbox.advance(lease, advance)
         if advance.done:
-            may_come = {self._lease(), *(_lease_of(*one[:3]) for one in self._position.ended)}
+            may_come = {self._lease(), *(_lease_of(*shard[:3]) for shard in self._position.ended)}
             self._reported_to_end = {lease, *(self._reported_to_end & may_come)}
 
     def _hold(self, lease: Lease) -> bool:

@@ -101,7 +101,7 @@ class VirtualStep:
         for (kind, _), column in zip(self._kinds, zip(*contributions, strict=True), strict=True):
             if kind == _VECTOR:
                 leaves = {
-                    (first + index, first + index + 1): one for index, one in enumerate(column)
+                    (first + index, first + index + 1): leaf for index, leaf in enumerate(column)
                 }
                 sums = [sum_of(node, leaves, tf.add) for node in mine]
                 brought.append(tf.stack(sums) if sums else tf.stack(column)[:0])
@@ -132,7 +132,9 @@ class VirtualStep:
                     for name, tensor in zip(names, tensors, strict=True)
                 ]
 
-            signature = [tf.TensorSpec([None, *one.shape[1:]], one.dtype) for one in brought]
+            signature = [
+                tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype) for tensor in brought
+            ]
             self._gather = tf.function(gather, input_signature=signature, autograph=False)
         self._waits = True
         try:
@@ -144,8 +146,8 @@ class VirtualStep:
     def _applied(self, control: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
         if self._apply is None:
 
-            def apply(control: Tensor, *given: Tensor) -> list[Tensor]:
-                totals, values = given[: len(names)], given[len(names) :]
+            def apply(control: Tensor, *flat: Tensor) -> list[Tensor]:
+                totals, values = flat[: len(names)], flat[len(names) :]
                 sums = self._update.reduced(
                     control,
                     self._contributions.nothing(),
@@ -157,8 +159,10 @@ class VirtualStep:
             names = [name for kind, name in self._kinds if kind != _LOCAL]
             rows = {index for index, (kind, _) in enumerate(self._kinds) if kind == _ROWS}
             signature = [
-                tf.TensorSpec([None, *one.shape[1:]] if index in rows else one.shape, one.dtype)
-                for index, one in enumerate(tensors)
+                tf.TensorSpec(
+                    [None, *tensor.shape[1:]] if index in rows else tensor.shape, tensor.dtype
+                )
+                for index, tensor in enumerate(tensors)
             ]
             self._apply = tf.function(
                 apply,

@@ -44,7 +44,7 @@ def load_weights(model: RingModel, where: str) -> int:
     with directory_with(where) as directory:
         version, arrays = ring_file.read(directory)
     arrays = {name: array for name, array in arrays.items() if name.startswith(MODEL)}
-    shapes = {name: ArrayShape(tuple(one.shape), one.dtype) for name, one in mine.items()}
+    shapes = {name: ArrayShape(tuple(array.shape), array.dtype) for name, array in mine.items()}
     check_arrays(where, _shapes(arrays), shapes)
     # After the check: a checkpoint that does not fit must not change half of the model.
     for name, variable in mine.items():

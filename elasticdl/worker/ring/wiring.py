@@ -154,8 +154,8 @@ def _callbacks(
         model.model, module.zoo, context.outbox, lambda _: None, validates, training, files
     )
     with user_code("callbacks", module.zoo):
-        given = module.callbacks() if module.callbacks else None
-        return JobCallbacks(list(given or ()), occasion)
+        callbacks = module.callbacks() if module.callbacks else None
+        return JobCallbacks(list(callbacks or ()), occasion)
 
 
 def _ring(master: MasterOfRing, virtual_workers: int) -> HorovodRing:

@@ -33,9 +33,9 @@ class CallbackFiles:
     worker: ProcessName
     has_validation: bool
 
-    def path(self, given: str, *, is_folder: bool) -> Path:
+    def path(self, name: str, *, is_folder: bool) -> Path:
         """The path of a file or folder that a callback names."""
-        path = self.job_dir / given
+        path = self.job_dir / name
         if self.has_validation or self.worker.index == 0:
             return path
         return (
@@ -52,7 +52,7 @@ def placed(
 
     The module's own objects are changed.
     """
-    made = []
+    result = []
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.TensorBoard):
             callback = OneFile(Curves(callback_files.path(callback.log_dir, is_folder=True)))
@@ -61,8 +61,8 @@ def placed(
             path.parent.mkdir(parents=True, exist_ok=True)
             callback.filename = str(path)
             callback = OneFile(callback)
-        made.append(callback)
-    return made
+        result.append(callback)
+    return result
 
 
 @final

@@ -98,8 +98,8 @@ class ExportTask:
             ) from error
 
     def _export_numbered(self, lease: Lease, number: int) -> str:
-        def write(made: Path) -> None:
-            self._written(lease, made)
+        def write(folder: Path) -> None:
+            self._written(lease, folder)
 
         if lease.snapshot is None:
             number, place = self._exports.publish_last(number, write)
@@ -112,9 +112,9 @@ class ExportTask:
     def _export_once(self, lease: Lease) -> str:
         if is_address(self._destination):
             with tempfile.TemporaryDirectory(prefix="elasticdl-export-") as temporary:
-                made = Path(temporary) / "export"
-                self._written(lease, made)
-                folders.replace(made, self._destination, last=SAVED_MODEL)
+                folder = Path(temporary) / "export"
+                self._written(lease, folder)
+                folders.replace(folder, self._destination, last=SAVED_MODEL)
         else:
             self._written(lease, Path(self._destination))
         return self._destination

@@ -89,14 +89,14 @@ class _Folders(ABC):
         return self._publish(number, write, tries=_MOST_NUMBERS)
 
     def _publish(self, number: int, write: Write, tries: int) -> tuple[int, str]:
-        made: Path | None = None
+        folder: Path | None = None
         with ExitStack() as until_published:
             while True:
                 try:
                     if not self._is_ours(number):
-                        if made is None:
-                            made = until_published.enter_context(self._made(number, write))
-                        self._put(made, number)
+                        if folder is None:
+                            folder = until_published.enter_context(self._made(number, write))
+                        self._put(folder, number)
                     return number, self._place_of(number)
                 except NumberTaken:
                     tries -= 1
@@ -116,8 +116,8 @@ class _Folders(ABC):
         """A temporary directory with the export, which is for folder `number` if that is free."""
 
     @abstractmethod
-    def _put(self, made: Path, number: int) -> None:
-        """Make folder `number` of the export. Raises as `_is_ours`; `made` is then unchanged."""
+    def _put(self, folder: Path, number: int) -> None:
+        """Make folder `number` of the export. Raises as `_is_ours`; `folder` is then unchanged."""
 
     @abstractmethod
     def _place_of(self, number: int) -> str: ...
@@ -147,15 +147,15 @@ def prune_quietly(exports: ExportFolders, number: int) -> None:
 
 def surplus(complete: Mapping[int, bool], number: int, keep: int) -> list[int]:
     """Which folders to remove, the oldest first; `complete` says of each whether it is whole."""
-    whole = sorted(one for one, is_whole in complete.items() if is_whole)
+    whole = sorted(other for other, is_whole in complete.items() if is_whole)
     kept = set(whole[-keep:] if keep else whole)
-    return sorted(one for one in complete if one < number and one not in kept)
+    return sorted(other for other in complete if other < number and other not in kept)
 
 
-def _later(number: int, found: Mapping[int, bool]) -> int:
-    """See `_Folders._number_after`; `found` says of each folder whether it is whole and ours."""
-    own = (one for one, is_own in found.items() if is_own and one > number)
-    return min(own, default=max(number, *found, 0) + 1)
+def _later(number: int, exports: Mapping[int, bool]) -> int:
+    """See `_Folders._number_after`; `exports` says of each folder whether it is whole and ours."""
+    own = (other for other, is_own in exports.items() if is_own and other > number)
+    return min(own, default=max(number, *exports, 0) + 1)
 
 
 @final
@@ -179,18 +179,18 @@ class _LocalFolders(_Folders):
     def _made(self, number: int, write: Write) -> Iterator[Path]:
         self._place.mkdir(parents=True, exist_ok=True)
         with _hidden_folder(self._place / str(number)) as hidden:
-            made = hidden / "export"
-            write(made)
-            (made / self._owner).touch()
+            folder = hidden / "export"
+            write(folder)
+            (folder / self._owner).touch()
             # Before the name appears: after a crash of the machine it must not name empty files.
-            _sync(made)
-            yield made
+            _sync(folder)
+            yield folder
 
-    def _put(self, made: Path, number: int) -> None:
+    def _put(self, folder: Path, number: int) -> None:
         target = self._place / str(number)
         for _ in range(_MOST_NUMBERS):
             try:
-                made.rename(target)
+                folder.rename(target)
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
@@ -206,16 +206,21 @@ class _LocalFolders(_Folders):
 
     def _number_after(self, number: int) -> int:
         return _later(
-            number, {one: (self._place / str(one) / self._owner).exists() for one in self._found()}
+            number,
+            {other: (self._place / str(other) / self._owner).exists() for other in self._found()},
         )
 
     def _found(self) -> list[int]:
-        return [one for name in os.listdir(self._place) if (one := export_number(name)) is not None]
+        return [
+            existing
+            for name in os.listdir(self._place)
+            if (existing := export_number(name)) is not None
+        ]
 
     def prune(self, number: int) -> None:
-        for one in surplus(dict.fromkeys(self._found(), True), number, self._keep):
-            with _telling(self._place / str(one)):
-                _remove(self._place / str(one), self._place / str(one))
+        for other in surplus(dict.fromkeys(self._found(), True), number, self._keep):
+            with _telling(self._place / str(other)):
+                _remove(self._place / str(other), self._place / str(other))
         for name in os.listdir(self._place):
             first, _, rest = name.removeprefix(".").partition(".")
             of = export_number(first)
@@ -311,7 +316,7 @@ def _remove_unused(folder: Path, target: Path) -> None:
 
 def _newest_s(folder: Path) -> float:
     """The newest time of a change in or below a folder, in unix seconds. Raises OSError."""
-    return max(one.lstat().st_mtime for one in (folder, *folder.rglob("*")))
+    return max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
 
 
 @final
@@ -336,16 +341,16 @@ class _StoredFolders(_Folders):
     @contextmanager
     def _made(self, number: int, write: Write) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="elasticdl-export-") as temporary:
-            made = Path(temporary) / "export"
-            write(made)
-            (made / self._owner).touch()
-            yield made
+            folder = Path(temporary) / "export"
+            write(folder)
+            (folder / self._owner).touch()
+            yield folder
 
-    def _put(self, made: Path, number: int) -> None:
+    def _put(self, folder: Path, number: int) -> None:
         target = self._place_of(number)
         with _no_user_error():
             self._claim(target)
-            folders.replace(made, target, last=SAVED_MODEL)
+            folders.replace(folder, target, last=SAVED_MODEL)
 
     def _place_of(self, number: int) -> str:
         return below(self._place, str(number))
@@ -372,26 +377,26 @@ class _StoredFolders(_Folders):
         return self._owner == min(name for name in names if name.startswith(RUN_PREFIX))
 
     def _names(self, folder: str) -> set[str]:
-        found = store_of(self._place).listed(folder)
-        return {one.address.rpartition("/")[2] for one in found}
+        entries = store_of(self._place).listed(folder)
+        return {entry.address.rpartition("/")[2] for entry in entries}
 
     def _number_after(self, number: int) -> int:
         whole_and_own = {SAVED_MODEL, self._owner}
         with _no_user_error():
-            found = {one: self._names(self._place_of(one)) for one in self._found()}
-        return _later(number, {one: names >= whole_and_own for one, names in found.items()})
+            contents = {other: self._names(self._place_of(other)) for other in self._found()}
+        return _later(number, {other: names >= whole_and_own for other, names in contents.items()})
 
     def _found(self) -> list[int]:
         numbers = (export_number(name) for name in self._names(self._place))
-        return [one for one in numbers if one is not None]
+        return [number for number in numbers if number is not None]
 
     def prune(self, number: int) -> None:
         store = store_of(self._place)
-        there = {one: self._names(self._place_of(one)) for one in self._found()}
-        whole = {one: SAVED_MODEL in names for one, names in there.items()}
-        for one in surplus(whole, number, self._keep):
-            folder = self._place_of(one)
-            if not whole[one] and self._is_of_another(there[one]) and self._is_recent(folder):
+        there = {other: self._names(self._place_of(other)) for other in self._found()}
+        whole = {other: SAVED_MODEL in names for other, names in there.items()}
+        for other in surplus(whole, number, self._keep):
+            folder = self._place_of(other)
+            if not whole[other] and self._is_of_another(there[other]) and self._is_recent(folder):
                 continue
             # Without it, what is left of a half-removed folder is no model.
             store.remove(below(folder, SAVED_MODEL))
@@ -403,7 +408,7 @@ class _StoredFolders(_Folders):
     def _is_recent(self, folder: str) -> bool:
         """Whether something was written below a folder lately, so that another job may go on."""
         there = store_of(self._place).listed(folder, deep=True)
-        newest = max((one.mtime_ns for one in there), default=0)
+        newest = max((entry.mtime_ns for entry in there), default=0)
         return not newest or time.time() - newest / 1e9 < _ABANDONED_S
 
 

@@ -45,8 +45,8 @@ class PartName:
     @classmethod
     def parse(cls, name: str) -> PartName | None:
         """None if it is not such a name."""
-        found = _NAME.fullmatch(name)
-        return found and cls(ShardId(int(found[1])), int(found[2]), int(found[3]))
+        match = _NAME.fullmatch(name)
+        return match and cls(ShardId(int(match[1])), int(match[2]), int(match[3]))
 
 
 class PredictionFiles(Protocol):
