@@ -93,7 +93,9 @@ class StoredFiles:
         return whole if whole is None else self._noted(whole)
 
     def headers(self, files: Sequence[PartFile]) -> list[Part]:
-        return copies.headers(self._address, [(self._written_by[one.name], one) for one in files])
+        return copies.headers(
+            self._address, [(self._written_by[file.name], file) for file in files]
+        )
 
     @contextmanager
     def verified(self, file: PartFile) -> Iterator[Path]:

@@ -107,10 +107,10 @@ def serve(environment: RoleEnvironment) -> ExitCode:
     version = None if attached.stands_by or attached.rolls_back else _take_on(server)
     kept = version is not None
     if attached.stands_by:
-        found = _stand_by(Restoration(server, place), client, orders, asked)
-        if isinstance(found, ExitCode):
-            return found
-        version = found
+        restored = _stand_by(Restoration(server, place), client, orders, asked)
+        if isinstance(restored, ExitCode):
+            return restored
+        version = restored
     elif version is None:
         version = _restored(server, place, environment, attached.restore_from)
     # Listen only after the restore: a worker must never see a half-restored server.
@@ -207,7 +207,7 @@ def _native_server(
         (certified.certificate, certified.key) if certified is not None else ("", "")
     )
 
-    def made(memory: str) -> _native.Server:
+    def create(memory: str) -> _native.Server:
         return _native.Server(
             place.server,
             place.servers,
@@ -223,7 +223,7 @@ def _native_server(
         if memory:
             # In a pod, the first process of a server has to make the file.
             os.close(os.open(memory, os.O_RDWR | os.O_CREAT, FILE_MODE))
-        return made(memory or "")
+        return create(memory or "")
     except (MemoryError, OSError) as error:
         if not memory:
             raise
@@ -232,7 +232,7 @@ def _native_server(
         # A later process must not take on what is older than this one's state.
         with suppress(FileNotFoundError):
             os.truncate(memory, 0)
-        return made("")
+        return create("")
 
 
 def _stand_by(

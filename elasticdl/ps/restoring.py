@@ -99,14 +99,14 @@ class Restoration:
             extends, fresh = False, _links(files, manifest, 0)
         newest = fresh[-1] if fresh else _links(files, manifest, len(chain) - 1)[-1]
         if extends:
-            needed = [one for parts in fresh for one in parts]
+            needed = [entry for parts in fresh for entry in parts]
         else:
             self._server.begin_restore(native_spec(manifest.parameters))
             needed = _needed(files.where, fresh)
         # A try that fails in the middle leaves rows of no known state.
         self._loaded = ()
         with_rows, with_dense = ({file.name for file, _ in some} for some in (needed, newest))
-        for file, part in [*needed, *(one for one in newest if one[0].name not in with_rows)]:
+        for file, part in [*needed, *(entry for entry in newest if entry[0].name not in with_rows)]:
             self._read(
                 files,
                 file,
@@ -192,7 +192,7 @@ def _needed(where: str, chain: list[list[_Written]]) -> list[_Written]:
     """
     needed: list[_Written] = []
     for server in range(len(chain[-1])):
-        own = [one for parts in chain for one in parts if one[1].header.server == server]
+        own = [entry for parts in chain for entry in parts if entry[1].header.server == server]
         full = [at for at, (_, part) in enumerate(own) if not part.header.delta]
         if not full:
             raise Corrupted(f"{where} lacks the checkpoint that the delta of ps-{server} needs")

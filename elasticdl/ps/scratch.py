@@ -19,8 +19,8 @@ def temporary(parent: Path) -> Iterator[Path]:
     """
     try:
         make_private(parent)
-        made = tempfile.TemporaryDirectory(dir=parent)
+        directory = tempfile.TemporaryDirectory(dir=parent)
     except OSError as error:
         raise TransientError(f"cannot use {parent}: {error.strerror or error}") from error
-    with made as folder:
+    with directory as folder:
         yield Path(folder)

@@ -109,7 +109,7 @@ class ControlService(ParameterServerServicer):
     def ApplyStep(
         self, request: pb.ApplyStepRequest, context: grpc.ServicerContext
     ) -> pb.ApplyStepReply:
-        named = [(one.worker, one.sequence, one.examples) for one in request.contributions]
+        named = [(push.worker, push.sequence, push.examples) for push in request.contributions]
         with self._stepping:
             self._refuse_replaced(context)
             version = self._do(context, lambda: self._server.apply_step(request.number, named))
