@@ -70,8 +70,8 @@ def convert(
         return _convert_lists(array, fill_null, length or 0)
     if isinstance(array, pa.DictionaryArray):
         # Arrow decodes no dictionary of views.
-        words = array.dictionary.cast(plain_type(array.type) or array.type.value_type)
-        array = pa.DictionaryArray.from_arrays(array.indices, words).dictionary_decode()
+        dictionary = array.dictionary.cast(plain_type(array.type) or array.type.value_type)
+        array = pa.DictionaryArray.from_arrays(array.indices, dictionary).dictionary_decode()
     plain = plain_type(array.type)
     if plain is None:
         raise UserError(f"values of type {array.type} have no NumPy form")

@@ -70,15 +70,15 @@ def open_custom_reader(
     It is called as `custom_data_reader(data_origin, records_per_task=None, **params)`. Errors of
     user code pass unchanged. Raises UserError if the result is neither kind of reader.
     """
-    made = factory(origin, records_per_task=records_per_task, **params)
-    if callable(getattr(made, "sources", None)) and callable(getattr(made, "read", None)):
-        return cast(Reader, made)
-    if callable(getattr(made, "create_shards", None)) and callable(
-        getattr(made, "read_records", None)
+    reader = factory(origin, records_per_task=records_per_task, **params)
+    if callable(getattr(reader, "sources", None)) and callable(getattr(reader, "read", None)):
+        return cast(Reader, reader)
+    if callable(getattr(reader, "create_shards", None)) and callable(
+        getattr(reader, "read_records", None)
     ):
-        return AdaptedReader(made)
+        return AdaptedReader(reader)
     raise UserError(
-        f"custom_data_reader returned a {type(made).__name__}, which is not a reader",
+        f"custom_data_reader returned a {type(reader).__name__}, which is not a reader",
         hint=(
             "return an object with sources() and read(shard), or with create_shards() and"
             " read_records(task)"

@@ -138,12 +138,12 @@ def open_reader(
     )
     if file_format is Format.NPY:
         return _npy_reader(origin, present, left, sources.get(origin))
-    made = _file_format(file_format, paths, left)
+    plain = _file_format(file_format, paths, left)
     left.finish(file_format)
     compressed = file_format in _COMPRESSIBLE and any(map(is_compressed, paths))
     return FileReader(
         paths,
-        CompressedFormat(made, moving) if compressed else made,
+        CompressedFormat(plain, moving) if compressed else plain,
         max_bad_records=max_bad_records,
         counted=sources,
         counting=counting,
@@ -200,12 +200,12 @@ def _file_format(form: Format, paths: tuple[str, ...], params: _Params) -> FileF
 
 
 def _dialect(paths: tuple[str, ...], params: _Params) -> CsvDialect:
-    given = params.text("delimiter")
+    option = params.text("delimiter")
     default = "\t" if name_inside(paths[0]).lower().endswith(".tsv") else ","
-    delimiter = _DELIMITERS.get(given, given) or default
+    delimiter = _DELIMITERS.get(option, option) or default
     if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n':
         raise UserError(
-            f"delimiter={given!r}: expected one ASCII character or {', '.join(_DELIMITERS)}"
+            f"delimiter={option!r}: expected one ASCII character or {', '.join(_DELIMITERS)}"
         )
     return CsvDialect(
         delimiter,
@@ -215,13 +215,13 @@ def _dialect(paths: tuple[str, ...], params: _Params) -> CsvDialect:
     )
 
 
-def _format(paths: tuple[str, ...], given: str, *, csv_params: bool) -> Format:
-    if given:
+def _format(paths: tuple[str, ...], name: str, *, csv_params: bool) -> Format:
+    if name:
         try:
-            return Format(given)
+            return Format(name)
         except ValueError as error:
             raise UserError(
-                f"format={given!r} is unknown", hint=f"one of {', '.join(Format)}"
+                f"format={name!r} is unknown", hint=f"one of {', '.join(Format)}"
             ) from error
     first_paths: dict[Format, str] = {}
     for path in paths:

@@ -311,15 +311,15 @@ def _regex(parts: list[str]) -> str:
 
 
 def _segment(part: str) -> str:
-    made, at = "", 0
+    pattern, at = "", 0
     while at < len(part):
-        one = part[at]
-        close = part.find("]", at + 2) if one == "[" else -1
+        char = part[at]
+        close = part.find("]", at + 2) if char == "[" else -1
         if close > 0:
             inner = part[at + 1 : close].replace("\\", "\\\\")
-            made += f"[^/{inner[1:]}]" if inner.startswith("!") else f"[{inner}]"
+            pattern += f"[^/{inner[1:]}]" if inner.startswith("!") else f"[{inner}]"
             at = close + 1
             continue
-        made += {"*": "[^/]*", "?": "[^/]"}.get(one, re.escape(one))
+        pattern += {"*": "[^/]*", "?": "[^/]"}.get(char, re.escape(char))
         at += 1
-    return made
+    return pattern

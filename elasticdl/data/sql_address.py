@@ -95,10 +95,10 @@ def with_deadlines(database: str, environment: Mapping[str, str]) -> str:
     """
     beginning, _, query = database.partition("?")
     options = query.split("&") if query else []
-    given = {option.partition("=")[0] for option in options}
+    names = {option.partition("=")[0] for option in options}
     if environment.get("PGCONNECT_TIMEOUT"):
-        given.add("connect_timeout")
-    options += [f"{name}={value}" for name, value in _DEADLINES.items() if name not in given]
+        names.add("connect_timeout")
+    options += [f"{name}={value}" for name, value in _DEADLINES.items() if name not in names]
     return f"{beginning}?{'&'.join(options)}" if options else beginning
 
 

@@ -155,7 +155,7 @@ class SqlReader:
         names = ", ".join(map(quoted, self._columns))
         if keys.records == count:
             table = self._fetched(f"SELECT {names} {self._within(keys)}", keys.ends)
-            found = table.num_rows
+            rows = table.num_rows
         else:
             # One query for both, so that the count is that of these records.
             table = self._fetched(
@@ -164,12 +164,12 @@ class SqlReader:
                 keys.ends,
             )
             counts = table.column(len(self._columns)).to_pylist()
-            found = int(counts[0] or 0) if counts else 0
+            rows = int(counts[0] or 0) if counts else 0
             table = table.select(range(len(self._columns)))
-        if found != keys.records:
+        if rows != keys.records:
             raise DataChanged(
                 f"{self._name} changed: the keys around record {begin} have"
-                f" {amount(found, 'record')}, expected {keys.records}",
+                f" {amount(rows, 'record')}, expected {keys.records}",
                 hint="do not change the table while a job runs",
             )
         return table
@@ -191,11 +191,11 @@ class SqlReader:
         records = int(row["records"])
         if isinstance(first, str):
             query = f"SELECT COUNT(*) AS n FROM {self._table} WHERE {self._key} >= $1"
-            found = int(self._fetched(query, (first,)).column("n").to_pylist()[0] or 0)
-            if found != records:
+            rows = int(self._fetched(query, (first,)).column("n").to_pylist()[0] or 0)
+            if rows != records:
                 # Such as of CHAR(9), which another rule compares with a parameter.
                 raise UserError(
-                    f"{self._name}: key {self._key} has {amount(found, 'record')} from its first"
+                    f"{self._name}: key {self._key} has {amount(rows, 'record')} from its first"
                     f" value {first!r} on, and {amount(records, 'record')} in all",
                     hint="a key has integers or text of the type TEXT or VARCHAR",
                 )

@@ -28,12 +28,12 @@ def connected(root: Address, limits: Limits) -> tuple[FileSystem, str]:
 
     Raises UserError, or TransientError after the time limit.
     """
-    found = SCHEMES.get(root.scheme)
-    if found is None:
+    scheme = SCHEMES.get(root.scheme)
+    if scheme is None:
         return attempt(str(root), "connect", lambda: _of_fsspec(root), limits)
-    if found.system == "s3":
+    if scheme.system == "s3":
         return attempt(str(root), "connect", lambda: _s3(root), limits), root.host
-    return attempt(str(root), "connect", lambda: _of_pyarrow(root, found.system), limits)
+    return attempt(str(root), "connect", lambda: _of_pyarrow(root, scheme.system), limits)
 
 
 def _s3(root: Address) -> FileSystem:

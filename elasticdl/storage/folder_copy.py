@@ -33,8 +33,8 @@ class FolderCopy:
 
     def _tell(self, why: str) -> None:
         if why:
-            words = "%s is not copied to %s: %s; trying again every %.0f s"
-            _LOG.warning(words, self._folder, self._address, why, self._every_s)
+            message = "%s is not copied to %s: %s; trying again every %.0f s"
+            _LOG.warning(message, self._folder, self._address, why, self._every_s)
 
     def _copy(self) -> None:
         for path in sorted(self._folder.rglob("*")):

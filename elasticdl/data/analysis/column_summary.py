@@ -114,15 +114,15 @@ class ColumnSummary:
         self._quantiles.add(finite)
 
     def _add_text(self, values: NDArray[Any]) -> None:
-        given = [value for value in values.tolist() if value]
+        texts = [value for value in values.tolist() if value]
         self._values += len(values)
-        self._missing += len(values) - len(given)
+        self._missing += len(values) - len(texts)
         if self._counts is not None:
-            short = [value for value in given if len(value) <= LONGEST_BYTES]
-            self._long += len(given) - len(short)
+            short = [value for value in texts if len(value) <= LONGEST_BYTES]
+            self._long += len(texts) - len(short)
             self._counts.add(Counter(short))
         if self._numeric:
-            numbers = _numbers(given)
+            numbers = _numbers(texts)
             self._numeric = numbers is not None
             if numbers is not None:
                 self._add_finite(numbers)
