@@ -132,8 +132,8 @@ class CallServer:
             self._server.close()
         for stranger in tuple(self._strangers):
             stranger.abort()
-        known = [one for one in self._connections if isinstance(one, _Connection)]
-        calls = [call for one in known for call in one.calls()]
+        known = [peer for peer in self._connections if isinstance(peer, _Connection)]
+        calls = [call for peer in known for call in peer.calls()]
         if calls:
             await asyncio.wait(calls, timeout=_CLOSE_S)
         for connection in tuple(self._connections):

@@ -221,12 +221,12 @@ def refusal_of(proof: Proof, check: Check, call: grpc.HandlerCallDetails) -> Ref
     try:
         caller = caller_of(metadata)
     except ValueError:
-        words = f"{_TERM} is not a number from 0 to {MOST_TERM}"
-        return Refusal(grpc.StatusCode.INVALID_ARGUMENT, words)
-    given = [str(value) for key, value in metadata if key == _AUTHORIZATION]
-    if len(given) != 1 or not same(given[0], f"Bearer {proof(caller)}"):
-        words = "the token is missing or wrong, or another process's"
-        return Refusal(grpc.StatusCode.UNAUTHENTICATED, words)
+        message = f"{_TERM} is not a number from 0 to {MOST_TERM}"
+        return Refusal(grpc.StatusCode.INVALID_ARGUMENT, message)
+    tokens = [str(value) for key, value in metadata if key == _AUTHORIZATION]
+    if len(tokens) != 1 or not same(tokens[0], f"Bearer {proof(caller)}"):
+        message = "the token is missing or wrong, or another process's"
+        return Refusal(grpc.StatusCode.UNAUTHENTICATED, message)
     reason = check(caller, call.method.rpartition("/")[2])
     if not reason:
         return None

@@ -270,7 +270,9 @@ class MasterClient:
                 case Revoke():
                     self._revocation = max(self._revocation, order.revocation)
                 case Settled():
-                    self._unsettled = {one for one in self._unsettled if one > order.through}
+                    self._unsettled = {
+                        sequence for sequence in self._unsettled if sequence > order.through
+                    }
                 case _:
                     pass
 
@@ -371,7 +373,9 @@ def _attached(reply: pb.AttachReply) -> Attached:
         spec=JobSpec.model_validate_json(reply.job),
         servers=tuple(reply.servers),
         restore_from=reply.restore_from,
-        sources=tuple(Source(one.name, one.records, one.fingerprint) for one in reply.sources),
+        sources=tuple(
+            Source(source.name, source.records, source.fingerprint) for source in reply.sources
+        ),
         run=reply.run,
         bulk_tokens=tuple(reply.bulk_tokens),
         certificate=reply.certificate,

@@ -371,8 +371,10 @@ def report_to_wire(report: Report, sequence: int) -> pb.ReportRequest:
     return pb.ReportRequest(
         progress=[_progress_to_wire(progress) for progress in report.progress],
         summaries=[
-            pb.Summary(round=one.round, values=one.values, stop_training=one.stop_training)
-            for one in report.summaries
+            pb.Summary(
+                round=summary.round, values=summary.values, stop_training=summary.stop_training
+            )
+            for summary in report.summaries
         ],
         failures=[_failure_to_wire(failure) for failure in report.failures],
         exported=report.exported,

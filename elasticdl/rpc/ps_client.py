@@ -200,8 +200,8 @@ class ServerPool:
             )
 
         with self._pushing:
-            found = self._call(timeout_s, attempt)
-            versions, staleness, seconds, met, crowded, too_large = found
+            reply = self._call(timeout_s, attempt)
+            versions, staleness, seconds, met, crowded, too_large = reply
             self._tell_too_large(too_large)
             all_met = self._take_met(met)
         return Pushed(tuple(versions), tuple(staleness), tuple(seconds), all_met, crowded)

@@ -83,7 +83,7 @@ class RecentSteps:
     def has(self, worker: str, sequence: int) -> bool:
         """Whether a push is in one of these steps."""
         return any(
-            (worker, sequence) == one[:2] for pushes in self.steps.values() for one in pushes
+            (worker, sequence) == push[:2] for pushes in self.steps.values() for push in pushes
         )
 
 
@@ -223,7 +223,7 @@ class GrpcServerControl:
         )
         steps = {
             step.number: tuple(
-                (one.worker, one.sequence, one.examples) for one in step.contributions
+                (push.worker, push.sequence, push.examples) for push in step.contributions
             )
             for step in reply.steps
         }
@@ -251,7 +251,7 @@ class GrpcServerControl:
     ) -> ServerSaved:
         request = pb.SaveRequest(snapshot=snapshot, directory=directory, base=base, pause_s=pause_s)
         reply: pb.SaveReply = await self._call("Save", request, timeout_s)
-        files = tuple(WrittenFile(one.name, one.bytes, one.checksum) for one in reply.files)
+        files = tuple(WrittenFile(file.name, file.bytes, file.checksum) for file in reply.files)
         return ServerSaved(
             files, reply.version, reply.rows, reply.parameters, reply.delta, reply.paused_s
         )

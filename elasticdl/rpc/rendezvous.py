@@ -117,7 +117,7 @@ class Rendezvous:
         for name in scopes:
             scope = self._scopes.pop(name.encode(), None)
             waiting = scope.generation.waiting if scope is not None else {}
-            for connection in [one for those in waiting.values() for one in those]:
+            for connection in [waiter for those in waiting.values() for waiter in those]:
                 connection.reply(410)
             waiting.clear()
 

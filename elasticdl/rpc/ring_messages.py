@@ -84,7 +84,8 @@ def saved_from_wire(message: pb.RingSaved) -> RingSaved:
         directory=message.directory,
         version=_count(message.version, "version"),
         files=tuple(
-            WrittenFile(one.name, _count(one.bytes, "bytes"), one.checksum) for one in message.files
+            WrittenFile(file.name, _count(file.bytes, "bytes"), file.checksum)
+            for file in message.files
         ),
         parameters=message.parameters,
         rows=_count(message.rows, "rows"),
