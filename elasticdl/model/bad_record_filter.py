@@ -174,9 +174,9 @@ def named_in(reason: str, cells: Mapping[str, str]) -> dict[str, str]:
 
     TensorFlow's messages end with a colon and the text that could not be parsed.
     """
-    said = reason.rstrip()
+    message = reason.rstrip()
     return {
-        name: text for name, text in cells.items() if said.endswith(f": {text.strip()}".rstrip())
+        name: text for name, text in cells.items() if message.endswith(f": {text.strip()}".rstrip())
     }
 
 

@@ -50,11 +50,11 @@ def check_params(module: ModelModule, params: Mapping[str, Scalar]) -> None:
             f" ({place(module.custom_model)}) nor optimizer ({place(module.optimizer)}) takes it",
             hint=_known_params(module, unknown[0]),
         )
-    for function, given in (
+    for function, arguments in (
         (module.custom_model, taken(module.custom_model, params)),
         (module.optimizer, optimizer_params(module, params)),
     ):
-        if problem := missing(function, given):
+        if problem := missing(function, arguments):
             raise UserError(
                 f"{place(function)}: {getattr(function, '__name__', function)}: {problem}",
                 hint="set it in --model-params",

@@ -228,8 +228,8 @@ class PartFunctions:
             specs = relaxed((compiled.features, compiled.labels), specs)
 
         # Flat arguments: part and iteration are tensors, so that they never cause a new trace.
-        def step(control: Tensor, *given: Tensor) -> list[Tensor]:
-            part = tf.nest.pack_sequence_as(specs, given, expand_composites=True)
+        def step(control: Tensor, *leaves: Tensor) -> list[Tensor]:
+            part = tf.nest.pack_sequence_as(specs, leaves, expand_composites=True)
             return self._body(control, self._contributions.computed(control, *part))
 
         signature = [tf.TensorSpec([4], tf.int64), *tf.nest.flatten(specs, expand_composites=True)]

@@ -138,8 +138,12 @@ def begin_callbacks(module: ModelModule, ps_model: PsModel, *, on_ring: bool) ->
     Keras' own callbacks are left out: some write files.
     """
     with user_code("callbacks", module.zoo):
-        made = [*(module.callbacks() or ())] if module.callbacks is not None else []
-    own = [one for one in made if not type(one).__module__.startswith(("keras.", "elasticdl."))]
+        callbacks = [*(module.callbacks() or ())] if module.callbacks is not None else []
+    own = [
+        callback
+        for callback in callbacks
+        if not type(callback).__module__.startswith(("keras.", "elasticdl."))
+    ]
     if own and not on_ring:
         ps_model.model.optimizer = OptimizerView(ps_model.optimizer, lambda: 0)
     for callback in own:
@@ -160,13 +164,13 @@ def check_callbacks(module: ModelModule, *, on_ring: bool = False) -> list[str]:
     if module.callbacks is None:
         return []
     with user_code("callbacks", module.zoo):
-        made = module.callbacks()
-    if not isinstance(made, (list, tuple, type(None))):
+        callbacks = module.callbacks()
+    if not isinstance(callbacks, (list, tuple, type(None))):
         raise UserError(
-            f"{place(module.callbacks)}: callbacks returned {type(made).__name__}, expected a list"
-            " of Keras callbacks"
+            f"{place(module.callbacks)}: callbacks returned {type(callbacks).__name__}, expected a"
+            " list of Keras callbacks"
         )
-    for callback in made or ():
+    for callback in callbacks or ():
         if not isinstance(callback, keras.callbacks.Callback):
             raise UserError(
                 f"{place(module.callbacks)}: callbacks returned {callback!r}, expected Keras"
@@ -184,7 +188,7 @@ def check_callbacks(module: ModelModule, *, on_ring: bool = False) -> list[str]:
             )
     left_out = [
         text
-        for callback in made or ()
+        for callback in callbacks or ()
         if isinstance(callback, keras.callbacks.TensorBoard)
         for text in _left_out(callback)
     ]

@@ -65,7 +65,7 @@ class UnboundedTable:
         """All rows, [n, dim] each, in order. Raises OSError."""
         for slices in self.ranges.rows():
             if slices:
-                ids, weights = (np.concatenate(one) for one in zip(*slices, strict=True))
+                ids, weights = (np.concatenate(arrays) for arrays in zip(*slices, strict=True))
                 yield weights[latest(ids)]
 
     def ids(self) -> Iterator[Int64s]:

@@ -22,8 +22,8 @@ def horovod() -> ModuleType:
                 " TensorFlow and installs it, once, in about 3 minutes"
             ),
         ) from error
-    found: ModuleType = horovod.tensorflow
-    return found
+    module: ModuleType = horovod.tensorflow
+    return module
 
 
 class Built(Protocol):

@@ -93,9 +93,9 @@ def trace_ids(
                 ),
             )
         seen.append((table, ids))
-        made = embedding_hooks.zeros(ids, ps_model.tables[table].output_dim)
-        rows[made.op.name] = table
-        return made
+        zeros = embedding_hooks.zeros(ids, ps_model.tables[table].output_dim)
+        rows[zeros.op.name] = table
+        return zeros
 
     graphs: list[tf.Graph] = []
 

@@ -68,7 +68,7 @@ class Feeder:
         with user_code(self._name(), self._module.zoo):
             traced = self._function(window, tensors)
             try:
-                made = traced.structured(tensors)
+                fed = traced.structured(tensors)
             except _OF_RECORDS as error:
                 if "Dataset was empty" in str(error):
                     return None
@@ -78,7 +78,7 @@ class Feeder:
                         hint="remove repeat() from feed; --num-epochs repeats the data",
                     ) from error
                 raise self._refused(error) from error
-        return self._split(made)
+        return self._split(fed)
 
     def open_features(self) -> Structure | None:
         """Specs of the features of any window, or None before the first window.
@@ -87,8 +87,8 @@ class Feeder:
         """
         if not self._traced:
             return None
-        made = next(iter(self._traced.values())).outputs
-        return input_specs(made[0] if isinstance(made, tuple) and len(made) == 2 else made)
+        fed = next(iter(self._traced.values())).outputs
+        return input_specs(fed[0] if isinstance(fed, tuple) and len(fed) == 2 else fed)
 
     def _refused(self, error: Exception) -> RecordsRefused:
         whole = described(error, self._name(), self._module.zoo)
@@ -143,10 +143,10 @@ class Feeder:
         assert self._module.feed_batch is not None
         return self._module.feed_batch(records, self._mode, self._metadata)
 
-    def _split(self, made: Structure) -> tuple[Structure, Structure] | None:
-        pair = isinstance(made, tuple) and len(made) == 2
+    def _split(self, fed: Structure) -> tuple[Structure, Structure] | None:
+        pair = isinstance(fed, tuple) and len(fed) == 2
         if self._mode is not Mode.PREDICTION and not pair:
-            shown = f"a tuple of {len(made)}" if isinstance(made, tuple) else type(made).__name__
+            shown = f"a tuple of {len(fed)}" if isinstance(fed, tuple) else type(fed).__name__
             raise UserError(
                 f"{place(feed_of(self._module))}: {self._name()} returned {shown} in mode"
                 f" {self._mode}, expected (features, labels)",
@@ -155,7 +155,7 @@ class Feeder:
                     " dict, and use them in loss and metrics"
                 ),
             )
-        features, labels = made if pair else (made, None)
+        features, labels = fed if pair else (fed, None)
         if _length(features) == 0:
             return None
         return features, None if self._mode is Mode.PREDICTION else labels

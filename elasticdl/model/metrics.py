@@ -47,8 +47,8 @@ class Metrics:
         self._function = module.eval_metrics_fn
         self.loss = keras.metrics.Mean(name=LOSS)
         with user_code("eval_metrics_fn", module.zoo):
-            made = module.eval_metrics_fn() if module.eval_metrics_fn else {}
-        self._named = tuple(_named(made, module))
+            metrics = module.eval_metrics_fn() if module.eval_metrics_fn else {}
+        self._named = tuple(_named(metrics, module))
         _refuse_twice(self._named, module)
 
     def update(
@@ -125,13 +125,13 @@ def _part(values: Structure, output: str, model: keras.Model, what: str) -> Stru
     return values
 
 
-def _named(made: object, module: ModelModule) -> Iterator[NamedMetric]:
+def _named(metrics: object, module: ModelModule) -> Iterator[NamedMetric]:
     where = place(module.eval_metrics_fn) if module.eval_metrics_fn else module.path
-    if not isinstance(made, Mapping):
+    if not isinstance(metrics, Mapping):
         raise UserError(
-            f"{where}: eval_metrics_fn returned {type(made).__name__}, expected {{name: metric}}"
+            f"{where}: eval_metrics_fn returned {type(metrics).__name__}, expected {{name: metric}}"
         )
-    for name, value in made.items():
+    for name, value in metrics.items():
         if isinstance(value, Mapping):
             for inner, metric in value.items():
                 yield _named_metric(f"{name}_{inner}", str(name), metric, where)
@@ -185,8 +185,8 @@ def _flat(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """
 
     def values(labels: Structure, predictions: Structure) -> Tensor:
-        made = keras.ops.cast(function(labels, predictions), "float32")
-        return made if made.shape.rank is not None else tf.reshape(made, [-1])
+        result = keras.ops.cast(function(labels, predictions), "float32")
+        return result if result.shape.rank is not None else tf.reshape(result, [-1])
 
     return values
 

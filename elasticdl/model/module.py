@@ -54,9 +54,9 @@ def load_module(section: ModelSection) -> ModelModule:
         UserError: the module or a required function is missing or wrong, or the import fails (also
             by `sys.exit`); the message names file and line.
     """
-    found = module_file(section)
-    zoo, attribute = found.zoo, found.attribute
-    module = _imported(zoo, found.name)
+    file = module_file(section)
+    zoo, attribute = file.zoo, file.attribute
+    module = _imported(zoo, file.name)
     path = str(module.__file__)
     loaded = ModelModule(
         path=path,
@@ -106,7 +106,7 @@ def _imported(zoo: Path, name: str) -> ModuleType:
             module = importlib.import_module(name)
     except UserError:
         # Its folder, and modules beside it, may be there already. A mended module is imported anew.
-        _ZOO_MODULES.update(one for one in (top, zoo.name) if _is_folder_of(zoo, one))
+        _ZOO_MODULES.update(package for package in (top, zoo.name) if _is_folder_of(zoo, package))
         raise
     if not _is_within(module, zoo):
         raise _name_taken(name, module)
@@ -150,7 +150,7 @@ def _is_within(module: ModuleType, zoo: Path) -> bool:
 def _is_folder_of(zoo: Path, name: str) -> bool:
     """Whether an imported package lies in the zoo alone, or is the zoo."""
     folders = list(getattr(sys.modules.get(name), "__path__", ()))
-    return bool(folders) and all(Path(one).resolve().is_relative_to(zoo) for one in folders)
+    return bool(folders) and all(Path(folder).resolve().is_relative_to(zoo) for folder in folders)
 
 
 def _name_taken(name: str, module: ModuleType) -> UserError:

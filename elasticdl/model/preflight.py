@@ -250,9 +250,9 @@ class JobPreflight:
         sieve = BadRecordFilter(feeder, reader, self.spec.data.max_bad_records)
         for begin in range(0, min(source.records, _FIRST_BATCHES * size), size):
             shard = Shard(ShardId(0), source.name, begin, min(begin + size, source.records))
-            made = self._fed(shard, reader.read(shard), sieve)
-            if made is not None:
-                return made
+            batch = self._fed(shard, reader.read(shard), sieve)
+            if batch is not None:
+                return batch
         function = self.module.feed_batch or self.module.feed
         where = self.module.path if function is None else place(function)
         raise UserError(

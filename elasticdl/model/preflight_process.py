@@ -73,8 +73,8 @@ def main() -> int:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
     try:
-        with open(question, encoding="utf-8") as told:
-            spec = JobSpec.model_validate_json(os.environ.pop(SPEC_VARIABLE, "") or told.read())
+        with open(question, encoding="utf-8") as file:
+            spec = JobSpec.model_validate_json(os.environ.pop(SPEC_VARIABLE, "") or file.read())
         options = sys.argv[1:]
         answer_fields = check(
             spec, stages, processes="--process" in options, again=CHECK_AGAIN in options

@@ -178,11 +178,11 @@ def _check_frozen(layers: Sequence[Any], weight_decay: float) -> None:
 def _unique(names: Sequence[str]) -> list[str]:
     """Make names unique: append `#2`, `#3`, ... to repeated ones."""
     seen: dict[str, int] = {}
-    made = []
+    unique = []
     for name in names:
         seen[name] = seen.get(name, 0) + 1
-        made.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
-    return made
+        unique.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return unique
 
 
 def _table_seed(seed: int, name: str) -> int:

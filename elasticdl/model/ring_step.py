@@ -170,9 +170,9 @@ class Update:
             variable.assign(value)
         return tf.constant(True)
 
-    def outcome(self, made: Sequence[Tensor], waited_s: float) -> RingOutcome:
+    def outcome(self, outputs: Sequence[Tensor], waited_s: float) -> RingOutcome:
         """What a call of the graph returned, for the trainer."""
-        loss, examples, wishes, finite = (tensor.numpy() for tensor in made)
+        loss, examples, wishes, finite = (tensor.numpy() for tensor in outputs)
         blamed = self._blamed(finite)
         return RingOutcome(float(loss), int(examples), int(wishes), blamed, waited_s)
 
@@ -247,8 +247,8 @@ class RingStep:
         with user_code("the training step", self._model.module.zoo):
             function = self._functions.of(part)
             with self._reducer.guarded():
-                *made, waited_s = function(control)
-        return self._update.outcome(made, float(waited_s.numpy()))
+                *outputs, waited_s = function(control)
+        return self._update.outcome(outputs, float(waited_s.numpy()))
 
     def _reduce_and_apply(self, control: Tensor, mine: Contribution) -> list[Tensor]:
         begun_s: list[Tensor] = []
@@ -261,11 +261,11 @@ class RingStep:
                 begun_s.append(tf.timestamp())
 
         sums = self._update.reduced(control, mine, self._reducer, ready)
-        *made, finite = self._update.applied(sums, mine.local)
+        *outputs, finite = self._update.applied(sums, mine.local)
         # It needs the last reduction, but not the update.
         with tf.control_dependencies([finite]):
             waited_s = tf.timestamp() - begun_s[0]
-        return [*made, finite, waited_s]
+        return [*outputs, finite, waited_s]
 
 
 def _gathered(reducer: Reducer, index: int, gradient: tf.IndexedSlices) -> tuple[Tensor, Tensor]:

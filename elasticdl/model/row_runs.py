@@ -145,12 +145,12 @@ class RunRanges:
         """Range by range, the distinct ids, ascending; nothing of an empty range."""
         with self.runs.open() as file:
             for index in range(len(self)):
-                found = [
+                parts = [
                     self.runs.read_ids(file, run, begin, end)
                     for run, begin, end in self._slices(index)
                 ]
-                if found:
-                    yield np.unique(np.concatenate(found))
+                if parts:
+                    yield np.unique(np.concatenate(parts))
 
     def _slices(self, index: int) -> list[tuple[int, int, int]]:
         pairs = self.cuts[:, index : index + 2].tolist()

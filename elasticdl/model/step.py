@@ -186,14 +186,14 @@ class CompiledStep:
             return self._compiled[-1]
 
     def _ids(self, compiled: _Compiled, training: bool) -> tuple[IdGraph, LookupPlan]:
-        made = compiled.graphs.get(training)
-        if made is None:
+        traced = compiled.graphs.get(training)
+        if traced is None:
             with self._tracing:
                 graph = trace_ids(self._ps_model, self._module, compiled.specs, training=training)
-                made = compiled.graphs.setdefault(
+                traced = compiled.graphs.setdefault(
                     training, (graph, LookupPlan.of(graph, len(self._dims)))
                 )
-        return made
+        return traced
 
     def _function(
         self, compiled: _Compiled, kind: str, labels: Structure
@@ -201,13 +201,15 @@ class CompiledStep:
         """A traced function with the meaning of its results, and the plan of its lookups."""
         training = kind == "train"
         plan = self._ids(compiled, training)[1]
-        made = compiled.functions.get(kind)
-        if made is None or not fits(
-            made[0], labels, tf.nest.flatten(labels, expand_composites=True)
+        traced = compiled.functions.get(kind)
+        if traced is None or not fits(
+            traced[0], labels, tf.nest.flatten(labels, expand_composites=True)
         ):
             with self._tracing:
                 specs = (
-                    input_specs(labels) if made is None else relaxed(made[0], input_specs(labels))
+                    input_specs(labels)
+                    if traced is None
+                    else relaxed(traced[0], input_specs(labels))
                 )
                 if kind != "predict":
                     self._labels = specs
@@ -219,13 +221,13 @@ class CompiledStep:
                 )
                 match kind:
                     case "train":
-                        made = (specs, tracer.trained(self._schedule), tracer.merges)
+                        traced = (specs, tracer.trained(self._schedule), tracer.merges)
                     case "evaluate":
-                        made = (specs, tracer.evaluated(), None)
+                        traced = (specs, tracer.evaluated(), None)
                     case _:
-                        made = (specs, *tracer.predicted())
-                compiled.functions[kind] = made
-        return made[1:], plan
+                        traced = (specs, *tracer.predicted())
+                compiled.functions[kind] = traced
+        return traced[1:], plan
 
     def _arguments(
         self,

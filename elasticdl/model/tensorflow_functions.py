@@ -96,11 +96,11 @@ def _is_sparse(tensor: keras.KerasTensor) -> bool:
     """
     todo, seen = [tensor], set()
     while todo:
-        one = todo.pop()
-        if not one.sparse or id(one) in seen:
+        node = todo.pop()
+        if not node.sparse or id(node) in seen:
             continue
-        seen.add(id(one))
-        history = getattr(one, "_keras_history", None)
+        seen.add(id(node))
+        history = getattr(node, "_keras_history", None)
         if history is None or isinstance(history.operation, keras.layers.Layer):
             return True
         todo += history.operation._inbound_nodes[history.node_index].input_tensors

@@ -27,8 +27,8 @@ class TracedFunction:
 
     def __call__(self, *flat: Tensor) -> Sequence[Tensor]:
         """The flat outputs for these leaves of its arguments."""
-        made: Sequence[Tensor] = self._compiled.call_flat(*flat, *self._captured)
-        return made
+        outputs: Sequence[Tensor] = self._compiled.call_flat(*flat, *self._captured)
+        return outputs
 
     def structured(self, tensors: Structure) -> Structure:
         """The outputs for these tensors, which must be of the structure that was traced."""

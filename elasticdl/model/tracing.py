@@ -66,7 +66,7 @@ class Batches:
 
 @final
 @dataclass(slots=True)
-class _Given:
+class _Inputs:
     """The arguments of a call, and the intermediate values of one forward pass."""
 
     dense: Tensor
@@ -102,27 +102,27 @@ class Tracer:
         """
 
         def step(*flat: Tensor) -> list[Tensor]:
-            given = self._given(flat)
+            inputs = self._inputs(flat)
             # Weights are pieces of an argument, not variables, so they are watched explicitly.
             tape = tf.GradientTape(watch_accessed_variables=False)
             with tape:
-                self._cut_dense(given)
+                self._cut_dense(inputs)
                 tape.watch(
                     [
-                        *given.pieces[: self._trainable],
-                        *(given.rows[table] for table in self._regularised),
+                        *inputs.pieces[: self._trainable],
+                        *(inputs.rows[table] for table in self._regularised),
                     ]
                 )
-                scope, outputs, losses = self._forward(given, training=True, watch=tape.watch)
-                loss, examples = self._mean_loss(given, outputs, losses)
-            trainable = given.pieces[: self._trainable]
-            regularised = [given.rows[table] for table in self._regularised]
-            sources = [*trainable, *given.looked_up, *regularised]
-            made = _connected(tape.gradient(loss, sources), sources, self._module)
-            gradients, rows = self._whole(given, made)
+                scope, outputs, losses = self._forward(inputs, training=True, watch=tape.watch)
+                loss, examples = self._mean_loss(inputs, outputs, losses)
+            trainable = inputs.pieces[: self._trainable]
+            regularised = [inputs.rows[table] for table in self._regularised]
+            sources = [*trainable, *inputs.looked_up, *regularised]
+            connected = _connected(tape.gradient(loss, sources), sources, self._module)
+            gradients, rows = self._whole(inputs, connected)
             differences = [
                 scope.get_current_value(self._ps_model.variables[index]) - piece
-                for index, piece in list(enumerate(given.pieces))[self._trainable :]
+                for index, piece in list(enumerate(inputs.pieces))[self._trainable :]
             ]
             self._keep_local_state(scope)
             flat_gradient = tf.concat(
@@ -130,10 +130,10 @@ class Tracer:
                     tf.cast(tf.reshape(part, [-1]), self._dtype)
                     for part in [*gradients, *differences]
                 ]
-                or [given.dense],
+                or [inputs.dense],
                 0,
             )
-            rate = [tf.cast(schedule(given.version), self._dtype)] if schedule is not None else []
+            rate = [tf.cast(schedule(inputs.version), self._dtype)] if schedule is not None else []
             return [loss, tf.cast(examples, tf.float32), flat_gradient, *rows, *rate]
 
         return self._traced(step)
@@ -142,13 +142,13 @@ class Tracer:
         """The evaluation function. It adds a batch to the metrics; -> [loss]."""
 
         def step(*flat: Tensor) -> list[Tensor]:
-            given = self._given(flat)
-            self._cut_dense(given)
-            _, outputs, losses = self._forward(given, training=False)
-            loss, _ = self._mean_loss(given, outputs, losses)
+            inputs = self._inputs(flat)
+            self._cut_dense(inputs)
+            _, outputs, losses = self._forward(inputs, training=False)
+            loss, _ = self._mean_loss(inputs, outputs, losses)
             leaf = tf.nest.flatten(outputs, expand_composites=True)[0]
             self._metrics.update(
-                given.labels, outputs, loss, tf.cast(tf.shape(leaf)[0], tf.float32)
+                inputs.labels, outputs, loss, tf.cast(tf.shape(leaf)[0], tf.float32)
             )
             return [loss]
 
@@ -162,9 +162,9 @@ class Tracer:
         structure: list[Structure] = []
 
         def step(*flat: Tensor) -> list[Tensor]:
-            given = self._given(flat)
-            self._cut_dense(given)
-            _, outputs, _ = self._forward(given, training=False)
+            inputs = self._inputs(flat)
+            self._cut_dense(inputs)
+            _, outputs, _ = self._forward(inputs, training=False)
             _check_keys(outputs, self._module)
             structure.append(outputs)
             return list(tf.nest.flatten(outputs))
@@ -231,7 +231,7 @@ class Tracer:
 
         return call
 
-    def _given(self, flat: Sequence[Tensor]) -> _Given:
+    def _inputs(self, flat: Sequence[Tensor]) -> _Inputs:
         tables = len(self._ps_model.parameters.tables)
         arrays = len({site.array for site in self._batches.sites})
         # The order of `Batches.arguments`: dense, rows, positions, version, features, labels.
@@ -239,7 +239,7 @@ class Tracer:
         features_end = (
             version + 1 + len(tf.nest.flatten(self._batches.features, expand_composites=True))
         )
-        return _Given(
+        return _Inputs(
             dense=flat[0],
             rows=list(flat[1 : 1 + tables]),
             positions=list(flat[1 + tables : version]),
@@ -252,51 +252,51 @@ class Tracer:
             ),
         )
 
-    def _cut_dense(self, given: _Given) -> None:
+    def _cut_dense(self, inputs: _Inputs) -> None:
         """Split the flat vector into the pieces that replace the variables."""
         specs = self._ps_model.parameters.dense
         if specs:
-            cut = tf.split(given.dense, [spec.size for spec in specs])
+            cut = tf.split(inputs.dense, [spec.size for spec in specs])
             # A float32 variable beside float64 ones is float64 on the servers.
-            given.pieces = [
+            inputs.pieces = [
                 tf.cast(tf.reshape(piece, spec.shape), variable.dtype)
                 for piece, spec, variable in zip(cut, specs, self._ps_model.variables, strict=True)
             ]
 
     def _forward(
-        self, given: _Given, *, training: bool, watch: Callable[[Tensor], None] | None = None
+        self, inputs: _Inputs, *, training: bool, watch: Callable[[Tensor], None] | None = None
     ) -> tuple[keras.StatelessScope, Structure, list[Tensor]]:
         def look_up(table: int, _: Tensor) -> Tensor:
-            number = len(given.looked_up)
+            number = len(inputs.looked_up)
             self._check_site(number, table)
             rows = tf.gather(
                 # The gradient ends at the looked-up rows: through the gather it would be slices.
-                tf.stop_gradient(given.rows[table]),
-                given.positions[self._batches.sites[number].array],
+                tf.stop_gradient(inputs.rows[table]),
+                inputs.positions[self._batches.sites[number].array],
             )
             if watch is not None:
                 watch(rows)
-            given.looked_up.append(rows)
+            inputs.looked_up.append(rows)
             return rows
 
-        mapping = list(zip(self._ps_model.variables, given.pieces, strict=True))
+        mapping = list(zip(self._ps_model.variables, inputs.pieces, strict=True))
         mapping += self._kept_here()
         with (
             keras.StatelessScope(mapping, collect_losses=True) as scope,
             embedding_hooks.lookups(look_up),
         ):
-            outputs = outputs_of(self._ps_model.model, given.features, training=training)
+            outputs = outputs_of(self._ps_model.model, inputs.features, training=training)
             losses = list(self._ps_model.model.losses)
-        if len(given.looked_up) != len(self._batches.sites):
+        if len(inputs.looked_up) != len(self._batches.sites):
             raise UserError(
-                f"the model looks up embeddings {amount(len(given.looked_up), 'time')} with"
+                f"the model looks up embeddings {amount(len(inputs.looked_up), 'time')} with"
                 f" training={training}, but {amount(len(self._batches.sites), 'time')} while its"
                 " ids are traced",
                 hint="call the same embedding layers in the same order for any value of `training`",
             )
         losses += [
             tf.cast(
-                self._ps_model.tables[table].embeddings_regularizer(given.rows[table]), self._dtype
+                self._ps_model.tables[table].embeddings_regularizer(inputs.rows[table]), self._dtype
             )
             for table in self._regularised
         ]
@@ -322,7 +322,7 @@ class Tracer:
             )
 
     def _mean_loss(
-        self, given: _Given, outputs: Structure, losses: Sequence[Tensor]
+        self, inputs: _Inputs, outputs: Structure, losses: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor]:
         """Mean of the user's loss, plus the losses of layers and regularizers.
 
@@ -330,7 +330,7 @@ class Tracer:
         the examples.
         """
         with user_code("loss", self._module.zoo, self._module.loss):
-            value = tf.cast(self._module.loss(given.labels, outputs), self._dtype)
+            value = tf.cast(self._module.loss(inputs.labels, outputs), self._dtype)
         if value.shape.rank != 0:
             value, count = tf.reduce_mean(value), tf.size(value)
         else:
@@ -339,17 +339,19 @@ class Tracer:
         more = [tf.cast(tf.reduce_sum(loss), self._dtype) for loss in losses]
         return (tf.add_n([value, *more]) if more else value), count
 
-    def _whole(self, given: _Given, made: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    def _whole(
+        self, inputs: _Inputs, gradients: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
         """Gradients of dense variables and of rows; the latter merged and clipped if `merges`."""
-        count, lookups = self._trainable, len(given.looked_up)
+        count, lookups = self._trainable, len(inputs.looked_up)
         dense, rows = (
-            [tf.convert_to_tensor(gradient_of) for gradient_of in made[:count]],
-            list(made[count : count + lookups]),
+            [tf.convert_to_tensor(gradient_of) for gradient_of in gradients[:count]],
+            list(gradients[count : count + lookups]),
         )
         if not self.merges:
             return dense, rows
-        merged = [self._merged(given, table, rows) for table in range(len(given.rows))]
-        for table, gradient in zip(self._regularised, made[count + lookups :], strict=True):
+        merged = [self._merged(inputs, table, rows) for table in range(len(inputs.rows))]
+        for table, gradient in zip(self._regularised, gradients[count + lookups :], strict=True):
             # A regularizer depends on rows directly, once for each distinct id.
             merged[table] += gradient
         moving = [table for table, layer in enumerate(self._ps_model.tables) if layer.trainable]
@@ -360,18 +362,18 @@ class Tracer:
             still[table] = gradient
         return every[:count], still
 
-    def _merged(self, given: _Given, table: int, rows: Sequence[Tensor]) -> Tensor:
+    def _merged(self, inputs: _Inputs, table: int, rows: Sequence[Tensor]) -> Tensor:
         """Sum the gradients of a table's rows by distinct id: [n, dim]."""
-        dim, count = given.rows[table].shape[1], tf.shape(given.rows[table])[0]
+        dim, count = inputs.rows[table].shape[1], tf.shape(inputs.rows[table])[0]
         parts = [
             (site.array, gradient)
             for site, gradient in zip(self._batches.sites, rows, strict=True)
             if site.table == table
         ]
-        total = tf.zeros_like(given.rows[table])
+        total = tf.zeros_like(inputs.rows[table])
         for array, gradient in parts:
             total += tf.math.unsorted_segment_sum(
-                tf.reshape(gradient, [-1, dim]), tf.reshape(given.positions[array], [-1]), count
+                tf.reshape(gradient, [-1, dim]), tf.reshape(inputs.positions[array], [-1]), count
             )
         return total
 
@@ -402,13 +404,13 @@ def _check_keys(outputs: Structure, module: ModelModule) -> None:
 
 
 def _connected(
-    made: Sequence[Tensor | None], sources: Sequence[Tensor], module: ModelModule
+    gradients: Sequence[Tensor | None], sources: Sequence[Tensor], module: ModelModule
 ) -> list[Tensor]:
     """Replace gradients of sources that the loss does not depend on by zeros.
 
     Raises UserError if it depends on none.
     """
-    if sources and all(gradient is None for gradient in made):
+    if sources and all(gradient is None for gradient in gradients):
         raise UserError(
             f"{place(module.loss)}: no weight has a gradient: the loss does not depend on any"
             " trainable weight",
@@ -419,5 +421,5 @@ def _connected(
         )
     return [
         tf.zeros_like(source) if gradient is None else gradient
-        for gradient, source in zip(made, sources, strict=True)
+        for gradient, source in zip(gradients, sources, strict=True)
     ]

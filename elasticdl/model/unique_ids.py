@@ -88,7 +88,7 @@ class LookupPlan:
 
     def _wrapped(self, arrays: Sequence[Int64s], ps_model: PsModel) -> Sequence[Int64s]:
         """Map negative ids of a bounded vocabulary to rows from the end, as Keras does."""
-        made = list(arrays)
+        wrapped = list(arrays)
         for index, array in enumerate(arrays):
             if array.size and array.min() < 0:
                 sizes = {
@@ -99,8 +99,8 @@ class LookupPlan:
                 # If tables of different sizes share the array, no single offset fits; `_check` then
                 # refuses its negative ids.
                 if len(sizes) == 1 and (size := sizes.pop()) is not None:
-                    made[index] = np.where(array < 0, array + size, array)
-        return made
+                    wrapped[index] = np.where(array < 0, array + size, array)
+        return wrapped
 
 
 _NONE = np.empty(0, np.int64)

@@ -123,7 +123,7 @@ def _advice(error: BaseException, frames: list[tuple[str, int, str]]) -> str:
     if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith(PACKAGES):
         instead = instead_of_import(frames[-1][2]) if frames else ""
         return f"a module of the original ElasticDL has other names here: {instead or MIGRATING}"
-    return next((hint for words, hint in _ADVICE.items() if words in str(error)), "")
+    return next((hint for fragment, hint in _ADVICE.items() if fragment in str(error)), "")
 
 
 def summary(error: BaseException, doing: str) -> str:
@@ -251,10 +251,10 @@ def taken(function: Callable[..., Any], params: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def missing(function: Callable[..., Any], given: Mapping[str, Any]) -> str:
+def missing(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
     """Why `function` cannot be called with these keyword arguments; '' if it can."""
     try:
-        inspect.signature(function).bind(**given)
+        inspect.signature(function).bind(**arguments)
     except TypeError as error:
         return str(error)
     except ValueError:

@@ -96,6 +96,6 @@ def _saved(bundle: Path, values: Mapping[str, tuple[str, Any]]) -> Path:
         prefix=str(bundle),
         tensor_names=list(values),
         shape_and_slices=list(places),
-        tensors=[tf.constant(one) for one in tensors],
+        tensors=[tf.constant(tensor) for tensor in tensors],
     )
     return bundle

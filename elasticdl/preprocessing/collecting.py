@@ -39,7 +39,7 @@ class ConcatenateWithOffset(Layer):  # type: ignore[misc]
             raise ValueError(f"{len(offsets)} offsets for {len(inputs)} inputs: give one for each")
         types = {tf.as_dtype(tensor.dtype) for tensor in inputs}
         # StringLookup gives int64 and Discretization int32.
-        mixed = len(types) > 1 and all(one.is_integer for one in types)
+        mixed = len(types) > 1 and all(dtype.is_integer for dtype in types)
         moved = [
             map_values(partial(_moved, offset=offset, mixed=mixed), tensor)
             for tensor, offset in zip(inputs, offsets, strict=True)

@@ -138,17 +138,17 @@ class BucketizedColumn(DenseColumn, CategoricalColumn):
 
     def ids(self, features: Features, layers: Layers) -> Tensor:
         """The bucket of each value."""
-        found = self._buckets(features, layers)
-        return tf.sparse.from_dense(tf.ones_like(found)).with_values(tf.reshape(found, [-1]))
+        ids = self._buckets(features, layers)
+        return tf.sparse.from_dense(tf.ones_like(ids)).with_values(tf.reshape(ids, [-1]))
 
     def values(self, features: Features, layers: Layers) -> Tensor:
         """A one in the bucket of each value."""
         return tf.reduce_sum(tf.one_hot(self._buckets(features, layers), self.num_buckets), 1)
 
     def _buckets(self, features: Features, layers: Layers) -> Tensor:
-        found = buckets(self.source_column.values(features, layers), self.boundaries)
+        ids = buckets(self.source_column.values(features, layers), self.boundaries)
         first = tf.range(self.source_column.size, dtype=tf.int64) * (len(self.boundaries) + 1)
-        return found + first
+        return ids + first
 
 
 @_registered

@@ -59,7 +59,7 @@ def bucketized_column(
     Each boundary, ascending, begins a bucket.
     """
     _check(source_column, NumericColumn, "a numeric_column")
-    ascending = tuple(float(one) for one in boundaries)
+    ascending = tuple(float(boundary) for boundary in boundaries)
     if any(high <= low for low, high in pairwise(ascending)):
         raise ValueError(f"the boundaries {[*ascending]} do not ascend")
     return BucketizedColumn(source_column, ascending)
@@ -95,14 +95,14 @@ def categorical_column_with_vocabulary_list(
     Others get `default_value`, by default no id, or one of `num_oov_buckets` ids after the list.
     Only one of the two may be given.
     """
-    words = tuple(str(word) for word in vocabulary_list)
-    _at_least(1, len(words), "the number of words in vocabulary_list")
+    vocabulary = tuple(str(word) for word in vocabulary_list)
+    _at_least(1, len(vocabulary), "the number of words in vocabulary_list")
     _at_least(0, num_oov_buckets, "num_oov_buckets")
     if default_value != -1:
         if num_oov_buckets:
             raise ValueError("default_value and num_oov_buckets exclude each other")
-        _below(len(words), default_value)
-    return VocabularyColumn(key, words, default_value, num_oov_buckets)
+        _below(len(vocabulary), default_value)
+    return VocabularyColumn(key, vocabulary, default_value, num_oov_buckets)
 
 
 def concatenated_categorical_column(
@@ -156,15 +156,15 @@ class DenseFeatures(_Layer):  # type: ignore[misc]
         super().__init__(**options)
         # Otherwise Keras casts float64 to float32.
         self.autocast = False
-        given = [feature_columns] if isinstance(feature_columns, DenseColumn) else feature_columns
-        for column in given:
+        columns = [feature_columns] if isinstance(feature_columns, DenseColumn) else feature_columns
+        for column in columns:
             _check(column, DenseColumn, "a column of elasticdl.preprocessing.feature_column")
-        self.columns = tuple(sorted(given, key=lambda column: column.name))
+        self.columns = tuple(sorted(columns, key=lambda column: column.name))
         names = [column.name for column in self.columns]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two feature columns have the name {twice[0]!r}")
-        made = layers_of(self.columns)
-        self.owners, self.parts = tuple(made), [*made.values()]
+        layers = layers_of(self.columns)
+        self.owners, self.parts = tuple(layers), [*layers.values()]
 
     def build(self, input_shape: object = None) -> None:
         """Create the weights; Keras does before it loads values."""
@@ -178,7 +178,7 @@ class DenseFeatures(_Layer):  # type: ignore[misc]
         # A dict of layers by column is no attribute: Keras saves only dicts with names.
         layers = dict(zip(self.owners, self.parts, strict=True))
         values = [column.values(features, layers) for column in self.columns]
-        return tf.concat([tf.cast(one, self.compute_dtype) for one in values], -1)
+        return tf.concat([tf.cast(value, self.compute_dtype) for value in values], -1)
 
     def get_config(self) -> dict[str, Any]:
         """Keras's config."""
@@ -188,7 +188,9 @@ class DenseFeatures(_Layer):  # type: ignore[misc]
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
         """The layer of `get_config`."""
-        columns = [keras.saving.deserialize_keras_object(one) for one in config["feature_columns"]]
+        columns = [
+            keras.saving.deserialize_keras_object(column) for column in config["feature_columns"]
+        ]
         return cls(**{**config, "feature_columns": columns})
 
 
