@@ -18,7 +18,7 @@ from tests.conftest import Job, write_iris
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 
-FILES, EACH = 300, 4
+FILES, EACH = 100, 12
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def files(data: Path) -> Path:
-    """The same records in hundreds of files. What one of many costs: `test_data_many_files.py`."""
+    """The same records in a hundred files. What one of many costs: `test_data_many_files.py`."""
     header, *rows = data.read_text().splitlines()
     folder = data.parent / "files"
     folder.mkdir()
@@ -60,7 +60,7 @@ def trained(start_jobs: Callable[..., Job], data: Path, files: Path) -> Job:
     return job
 
 
-def test_the_issues_own_command_on_hundreds_of_files_ends_with_a_clean_receipt_and_an_export(
+def test_the_issues_own_command_on_a_hundred_files_ends_with_a_clean_receipt_and_an_export(
     trained: Job, data: Path
 ) -> None:
     total = trained.receipt()["total"]

@@ -69,7 +69,7 @@ def test_a_job_with_momentum_takes_the_steps_of_plain_keras(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On two servers; `test_ps_steps.py` has other numbers of them, without processes."""
+    """On two servers; `test_ps_steps.py` has other numbers of both, without processes."""
     (tmp_path / "shared_steps.py").write_text(MODULE)
     random = np.random.default_rng(0)
     ids = random.integers(0, 16, RECORDS)
@@ -83,7 +83,7 @@ def test_a_job_with_momentum_takes_the_steps_of_plain_keras(
         training_data=tmp_path / "data.npz",
         minibatch_size=RECORDS,
         num_epochs=EPOCHS,
-        num_workers=4,
+        num_workers=2,
         num_ps_pods=2,
         embedding_threshold_bytes=0,
         output=tmp_path / "export",
@@ -93,7 +93,7 @@ def test_a_job_with_momentum_takes_the_steps_of_plain_keras(
     ended = json.loads((job.directory / "status.json").read_text())
     assert ended["status"]["version"] == EPOCHS
     [said] = [event for event in job.events() if event["kind"] == "staleness"]
-    assert "in 4 parts" in said["text"]
+    assert "in 2 parts" in said["text"]
     curves = {one["name"] for one in json.loads((job.directory / "series.json").read_text())}
     assert "loss" in curves and "staleness" not in curves
 

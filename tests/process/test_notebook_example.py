@@ -45,7 +45,9 @@ def test_the_notebook_was_run_and_shows_its_live_view_and_no_token() -> None:
 def test_its_code_runs(tmp_path: Path) -> None:
     program = tmp_path / "example.py"
     text = "\n".join("".join(cell["source"]) for cell in CODE)
-    program.write_text(text.replace("num_epochs=4", "num_epochs=2"))
+    assert "num_epochs=4" in text and "minibatch_size=64" in text
+    text = text.replace("num_epochs=4", "num_epochs=2")
+    program.write_text(text.replace("minibatch_size=64", "minibatch_size=256"))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, program],
