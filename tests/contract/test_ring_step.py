@@ -4,6 +4,7 @@ of it.
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ pytestmark = pytest.mark.contract
 
 IDS = 11
 SLOW_S = 0.1
+RATE = 0.1
 
 
 class Others:
@@ -57,6 +59,12 @@ class Others:
     def guarded(self) -> Any:
         return nullcontext()
 
+    def leave(self) -> None:
+        """Nobody but this member brings anything."""
+        for place in (self.before, self.after):
+            for one in place.values():
+                one.assign(tf.zeros_like(one) if one.shape.is_fully_defined() else one[:0])
+
     def _make(self, name: str, tensor: Any, value: Any, shape: Any) -> None:
         if name not in self.mine:
             with tf.init_scope():
@@ -65,7 +73,7 @@ class Others:
 
 
 def module_of(
-    loss: Any, optimizer: Any = lambda: keras.optimizers.SGD(0.1, momentum=0.9), build: Any = None
+    loss: Any, optimizer: Any = lambda: keras.optimizers.SGD(RATE, momentum=0.9), build: Any = None
 ) -> ModelModule:
     return ModelModule("m.py", ".", build or model, loss, optimizer, feed_batch=lambda *_: None)
 
@@ -133,17 +141,27 @@ class Member:
         return [one.numpy() for one in self.model.state().values()]
 
 
+@functools.cache
+def compiled(loss: Any, small_bytes: int, number: int) -> Member:
+    """Most of a member's time is the tracing of its step. `small_bytes` are those now in force."""
+    return Member(module_of(loss))
+
+
+def new_members(loss: Any, count: int) -> list[Member]:
+    """Members as if they had just been made."""
+    members = [compiled(loss, contribution.SMALL_BYTES, number) for number in range(count)]
+    for member in members:
+        member.others.leave()
+        member.reset(member.values)
+        member.model.optimizer.learning_rate = RATE
+    return members
+
+
 def step_of_all(members: list[Member], whole: Any, iteration: int) -> Any:
     """First each alone, to learn what it brings; then all, each with what the others bring."""
     for rank, member in enumerate(members):
         kept = member.state()
-        for place in (member.others.before, member.others.after):
-            for name in place:
-                place[name].assign(
-                    tf.zeros_like(place[name])
-                    if place[name].shape.is_fully_defined()
-                    else place[name][:0]
-                )
+        member.others.leave()
         member.run(part_of(whole, rank, len(members)), rank, iteration)
         member.reset(kept)
     brought = [
@@ -184,9 +202,7 @@ def test_members_with_parts_of_any_size_do_what_one_process_does_on_the_whole(
     loss: Any, size: int, counts: list[int], small_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(contribution, "SMALL_BYTES", small_bytes)
-    module = module_of(loss)
-    # Most of a member's time is the tracing of its step: one set of them for all counts.
-    alone, members = Member(module), [Member(module) for _ in range(size)]
+    alone, *members = new_members(loss, 1 + size)
     for iteration, count in enumerate(counts):
         whole = batch(count, seed=iteration)
         expected = alone.run(whole, 0, iteration)
@@ -231,7 +247,7 @@ def test_a_dense_layer_over_sequences_of_any_length_trains() -> None:
 
 
 def test_a_step_that_is_not_finite_is_not_applied_and_names_where() -> None:
-    member = Member(module_of(mean_loss))
+    [member] = new_members(mean_loss, 1)
     before = member.state()
     features, labels = batch(4)
     labels[2] = np.nan
@@ -242,7 +258,7 @@ def test_a_step_that_is_not_finite_is_not_applied_and_names_where() -> None:
 
 
 def test_a_ring_of_which_nobody_has_examples_applies_nothing() -> None:
-    member = Member(module_of(mean_loss))
+    [member] = new_members(mean_loss, 1)
     before = member.state()
     outcome = member.run(None)
     assert (outcome.examples, outcome.applied) == (0, False)
@@ -252,8 +268,7 @@ def test_a_ring_of_which_nobody_has_examples_applies_nothing() -> None:
 
 def test_the_learning_rate_of_the_first_member_is_that_of_all() -> None:
     """A callback may have set another one where it runs, or where somebody joined later."""
-    module = module_of(mean_loss)
-    alone, members = Member(module), [Member(module) for _ in range(2)]
+    alone, *members = new_members(mean_loss, 3)
     for member, rate in ((alone, 0.3), (members[0], 0.3), (members[1], 0.7)):
         member.model.optimizer.learning_rate = rate
     whole = batch(6)
