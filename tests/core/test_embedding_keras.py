@@ -108,9 +108,12 @@ def keras_weights(name: str, start: np.ndarray) -> np.ndarray:
 def _keras_weights(name: str, start: bytes, dtype: str) -> np.ndarray:
     optimizer = cast(Callable[..., Any], PAIRS[name][0])(rate_at(1))
     variable = keras.Variable(np.frombuffer(start, dtype).reshape(ROWS, DIM), dtype=dtype)
+    optimizer.build([variable])
+    # As in `fit`: a step without a function takes ten times as long.
+    apply = tf.function(lambda gradient: optimizer.apply([gradient], [variable]), autograph=False)
     for step, gradient in enumerate(all_gradients().astype(dtype), 1):
         optimizer.learning_rate = rate_at(step)
-        optimizer.apply([keras.ops.convert_to_tensor(gradient)], [variable])
+        apply(tf.constant(gradient))
     return variable.value.numpy()  # of TensorFlow: Keras' own conversion warns under NumPy 2
 
 
@@ -158,8 +161,15 @@ def keras_weights_of_some_rows(name: str, start: bytes) -> np.ndarray:
     optimizer = cast(Callable[..., Any], PAIRS[name][0])(0.01)
     begin = np.frombuffer(start, np.float32).reshape(ROWS, DIM)
     variable, slices = keras.Variable(begin, dtype="float32"), cast(Any, tf.IndexedSlices)
+    optimizer.build([variable])
+    shape = tf.constant(begin.shape, tf.int64)
+    apply = tf.function(
+        lambda values, rows: optimizer.apply([slices(values, rows, shape)], [variable]),
+        input_signature=[tf.TensorSpec([None, DIM]), tf.TensorSpec([None], tf.int64)],
+        autograph=False,
+    )
     for gradient, rows in zip(all_gradients(), touched(), strict=True):
-        optimizer.apply([slices(gradient[rows], rows, begin.shape)], [variable])
+        apply(gradient[rows], rows)
     return variable.value.numpy()
 
 
