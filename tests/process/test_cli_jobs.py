@@ -1,4 +1,7 @@
-"""The command line as a process, against a master that follows a script."""
+"""The command line as a process, against a master that follows a script.
+
+Each verb runs as a process in some test; most looks at a job are calls in the test's own process.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ import pytest
 import yaml
 
 from elasticdl.cli.main import VERBS
+from tests.commands import call
 from tests.present import present
 from tests.supervised import job_processes
 from tests.waiting import gone, until
@@ -111,7 +115,12 @@ class Commands:
         return self.start("train", *given, *more, preflight=preflight, **streams)
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
+        """In a process of its own, as a user does."""
         return self.end(self.start(*arguments))
+
+    def call(self, *arguments: str) -> tuple[int, str, str]:
+        """In this process."""
+        return call(*arguments, directory=self.directory)
 
     def end(self, process: subprocess.Popen[str]) -> tuple[int, str, str]:
         output, errors = process.communicate(timeout=LIMIT_S)
@@ -341,11 +350,11 @@ def test_while_the_check_goes_on_the_job_can_be_looked_at_and_stopped(
 ) -> None:
     process = elasticdl.train("drains", preflight=slow[0] + FINE)
     until("the check runs", lambda: slow[1].exists() and slow[1].read_text())
-    code, output, _ = elasticdl.run("status", "drains")
+    code, output, _ = elasticdl.call("status", "drains")
     assert code == 0 and "checking the model and the data" in output
     code, output, _ = elasticdl.run("why", "drains")
     assert code == 0 and "job started" in output
-    assert elasticdl.run("stop", "drains", "--yes")[0] == 0
+    assert elasticdl.call("stop", "drains", "--yes")[0] == 0
     code, output, errors = elasticdl.end(process)
     assert (code, output) == (130, "")
     assert "checking the model and the data" in errors
@@ -398,12 +407,12 @@ def let_it_go_on(elasticdl: Commands) -> None:
 def test_a_job_between_two_masters_runs_and_says_so(
     elasticdl: Commands, restarting: subprocess.Popen[str]
 ) -> None:
-    code, output, errors = elasticdl.run("status", "returns")
+    code, output, errors = elasticdl.call("status", "returns")
     assert (code, errors) == (0, "")
     assert "its master is restarting" in output and "waiting: master-0 is restarting" in output
     (row,) = json.loads(elasticdl.run("list", "-o", "json")[1])
     assert (row["state"], row["message"]) == ("running", "its master is restarting")
-    code, output, _ = elasticdl.run("why", "returns")
+    code, output, _ = elasticdl.call("why", "returns")
     assert code == 0 and output.startswith("returns is running")
     assert "master-0" in elasticdl.run("logs", "returns")[1]
     waiting = elasticdl.start("wait", "returns")
@@ -415,7 +424,7 @@ def test_a_job_between_two_masters_runs_and_says_so(
     code, _, errors = elasticdl.end(elasticdl.train("returns", "--resume"))
     assert code == 2 and "another command runs the job" in errors
     let_it_go_on(elasticdl)
-    assert elasticdl.run("stop", "returns", "--yes")[0] == 0
+    assert elasticdl.call("stop", "returns", "--yes")[0] == 0
     assert elasticdl.end(restarting)[0] == elasticdl.end(waiting)[0] == 130
     elasticdl.end(following)
 
@@ -447,11 +456,11 @@ def test_what_only_a_master_can_do_waits_for_the_next_one(
 def test_a_stop_at_once_between_two_masters_ends_the_job(
     elasticdl: Commands, restarting: subprocess.Popen[str]
 ) -> None:
-    code, _, errors = elasticdl.run("stop", "returns", "--yes", "--now")
+    code, _, errors = elasticdl.call("stop", "returns", "--yes", "--now")
     assert code == 0 and "ended at once" in errors
     assert elasticdl.end(restarting)[0] == 130
     assert not job_processes(elasticdl.directory / "jobs/returns")
-    code, output, _ = elasticdl.run("status", "returns")
+    code, output, _ = elasticdl.call("status", "returns")
     assert code == 0 and "ended with exit code 130" in output
 
 
@@ -466,7 +475,7 @@ def test_a_second_ctrl_c_between_two_masters_ends_the_job(
     code, _, errors = elasticdl.end(restarting)
     assert code == 130 and "ending at once" in errors
     assert not job_processes(elasticdl.directory / "jobs/returns")
-    code, output, _ = elasticdl.run("status", "returns")
+    code, output, _ = elasticdl.call("status", "returns")
     assert code == 0 and "ended with exit code 130: ended at once" in output
 
 
@@ -491,9 +500,9 @@ def test_a_supervisor_that_is_killed_is_a_failed_job(elasticdl: Commands) -> Non
     code, _, errors = elasticdl.end(process)
     assert code == 1 and "its supervisor ended by signal SIGKILL" in errors
     until("no process is left", lambda: not job_processes(directory))
-    code, output, _ = elasticdl.run("status", "hangs")
+    code, output, _ = elasticdl.call("status", "hangs")
     assert code == 0 and "was killed with all of its processes" in output
-    code, _, errors = elasticdl.run("stop", "hangs", "--yes", "--now")
+    code, _, errors = elasticdl.call("stop", "hangs", "--yes", "--now")
     assert code == 0 and "has ended already" in errors
 
 
@@ -502,7 +511,7 @@ def test_no_process_is_left_when_the_command_line_is_killed(elasticdl: Commands)
     where = elasticdl.master("hangs")
     process.kill()
     until("the master is gone too", lambda: gone(where["pid"]))
-    code, _, errors = elasticdl.run("scale", "hangs", "--num-workers", "2")
+    code, _, errors = elasticdl.call("scale", "hangs", "--num-workers", "2")
     assert code == 4 and "was killed" in errors
 
 
@@ -555,7 +564,7 @@ def test_jobs_are_listed_with_their_progress_and_waited_for(elasticdl: Commands)
     assert elasticdl.end(elasticdl.train("fails"))[0] == 1
     process = elasticdl.train("drains")
     elasticdl.master("drains")
-    rows = {row["job"]: row for row in json.loads(elasticdl.run("list", "-o", "json")[1])}
+    rows = {row["job"]: row for row in json.loads(elasticdl.call("list", "-o", "json")[1])}
     assert {name: row["state"] for name, row in rows.items()} == {
         "drains": "running",
         "finishes": "done",
@@ -565,7 +574,7 @@ def test_jobs_are_listed_with_their_progress_and_waited_for(elasticdl: Commands)
         rows["drains"]["records"] == {"trained": 50, "expected": 200}
         and rows["drains"]["place"] == "local"
     )
-    code, output, _ = elasticdl.run("list")
+    code, output, _ = elasticdl.call("list")
     assert code == 0 and output.splitlines()[0].split() == [
         "JOB",
         "WHERE",
@@ -576,10 +585,10 @@ def test_jobs_are_listed_with_their_progress_and_waited_for(elasticdl: Commands)
         "WHAT",
     ]
     assert any(line.split()[0] == "drains" and "25 %" in line for line in output.splitlines())
-    assert elasticdl.run("wait", "finishes")[0] == 0
-    code, output, errors = elasticdl.run("wait", "fails")
+    assert elasticdl.call("wait", "finishes")[0] == 0
+    code, output, errors = elasticdl.call("wait", "fails")
     assert code == 1 and "Error: worker-0 failed four times" in errors and "trained 50" in output
-    code, _, errors = elasticdl.run("wait", "drains", "--timeout", "0.2")
+    code, _, errors = elasticdl.call("wait", "drains", "--timeout", "0.2")
     assert code == 124 and "has not ended after 0.2 s" in errors
     waiting = elasticdl.start("wait", "drains")
     piped = elasticdl.start("status", "drains", "--watch")
@@ -588,7 +597,7 @@ def test_jobs_are_listed_with_their_progress_and_waited_for(elasticdl: Commands)
     assert watching.stdout is not None
     first = json.loads(watching.stdout.readline())
     assert (first["state"], first["version"], first["exit_code"]) == ("running", 7, None)
-    assert elasticdl.run("stop", "drains", "--yes")[0] == 0
+    assert elasticdl.call("stop", "drains", "--yes")[0] == 0
     assert elasticdl.end(process)[0] == elasticdl.end(waiting)[0] == 130
     code, output, _ = elasticdl.end(piped)
     assert (
@@ -608,16 +617,16 @@ def test_jobs_are_listed_with_their_progress_and_waited_for(elasticdl: Commands)
 def test_stop_now_ends_a_master_that_heeds_no_stop_or_stands_still(elasticdl: Commands) -> None:
     process = elasticdl.train("hangs")
     where = elasticdl.master("hangs")
-    assert elasticdl.run("stop", "hangs", "--yes")[0] == 0
+    assert elasticdl.call("stop", "hangs", "--yes")[0] == 0
     assert process.poll() is None
     os.kill(where["pid"], signal.SIGSTOP)
-    code, _, errors = elasticdl.run("stop", "hangs", "--yes")
+    code, _, errors = elasticdl.call("stop", "hangs", "--yes")
     assert (
         code == 1
         and "does not answer" in errors
         and "`elasticdl stop hangs --now` ends it in any case" in errors
     )
-    assert elasticdl.run("stop", "hangs", "--yes", "--now", "--reason", "enough")[0] == 0
+    assert elasticdl.call("stop", "hangs", "--yes", "--now", "--reason", "enough")[0] == 0
     code, _, errors = elasticdl.end(process)
     assert code == 130 and "Stopped: by the test" in errors
     assert elasticdl.asked("hangs")[-1] == ["stop", "enough"], "whoever ends it says why"
@@ -629,14 +638,14 @@ def test_logs_are_looked_up_by_name_and_can_be_followed_to_the_end(elasticdl: Co
     elasticdl.master("drains")
     log = elasticdl.directory / "jobs/drains/logs/worker-0.log"
     log.write_text("".join(f"line {number}\n" for number in range(1000)))
-    assert "worker-0" in elasticdl.run("logs", "drains")[1]
-    assert elasticdl.run("logs", "drains", "worker-0", "--lines", "2")[1] == "line 998\nline 999\n"
+    assert "worker-0" in elasticdl.call("logs", "drains")[1]
+    assert elasticdl.call("logs", "drains", "worker-0", "--lines", "2")[1] == "line 998\nline 999\n"
     assert (
-        elasticdl.run("logs", "--job-dir", "jobs/drains", "worker-0.3", "-n", "1")[1]
+        elasticdl.call("logs", "--job-dir", "jobs/drains", "worker-0.3", "-n", "1")[1]
         == "line 999\n"
     )
     for name in ("../../../etc/passwd", "/etc/passwd", "worker-9"):
-        code, output, errors = elasticdl.run("logs", "drains", name)
+        code, output, errors = elasticdl.call("logs", "drains", name)
         assert (code, output) == (4, "") and "there are master-0, worker-0" in errors
     following = elasticdl.start("logs", "drains", "worker-0", "-n", "1", "--follow")
     assert following.stdout is not None
@@ -650,7 +659,7 @@ def test_logs_are_looked_up_by_name_and_can_be_followed_to_the_end(elasticdl: Co
 
 
 def test_a_job_that_is_not_there_is_4_and_says_which_are(finished: Finished) -> None:
-    code, _, errors = finished.commands.run("status", "finish")
+    code, _, errors = finished.commands.call("status", "finish")
     assert code == 4
     assert "in ./jobs there are finishes" in errors
 

@@ -12,8 +12,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,6 +24,7 @@ import pytest
 from bench.step_log import still_s
 from elasticdl.checkpoint import inspection
 from tests import churn
+from tests.commands import printed
 from tests.conftest import ROOT, Job
 from tests.fuzz_jobs import counts
 from tests.waiting import until
@@ -116,11 +115,7 @@ def returns(job: Job) -> list[dict[str, Any]]:
 
 
 def resize(job: Job, number: int) -> None:
-    asked = ["-m", "elasticdl.cli.main", "scale", str(job.directory), "--num-ps-pods", str(number)]
-    ran = subprocess.run(
-        [sys.executable, *asked], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    printed("scale", str(job.directory), "--num-ps-pods", str(number))
 
 
 def kept(job: Job) -> set[int]:

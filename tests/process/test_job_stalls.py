@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import fcntl
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.commands import printed
 from tests.conftest import ROOT, Job, write_iris
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
@@ -52,13 +51,6 @@ def start_locked(tmp_path: Path, start_job: Callable[..., Job]) -> Callable[...,
     return start
 
 
-def elasticdl(*arguments: str) -> str:
-    command = [sys.executable, "-m", "elasticdl.cli.main", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_code_that_waits_for_a_lock_is_named_with_its_stack_and_the_job_goes_on(
     tmp_path: Path, start_locked: Callable[..., Job]
 ) -> None:
@@ -72,9 +64,7 @@ def test_code_that_waits_for_a_lock_is_named_with_its_stack_and_the_job_goes_on(
         job.wait_until(
             "its stack is there", lambda _: any(event["kind"] == "stall" for event in job.events())
         )
-        assert "worker-0 has been in feed for" in elasticdl(
-            "status", "--job-dir", str(job.directory)
-        )
+        assert "worker-0 has been in feed for" in printed("status", "--job-dir", str(job.directory))
         (told,) = [event for event in job.events() if event["kind"] == "stall"]
         assert told["process"] == "worker-0"
         assert "iris_locked.py" in told["text"].splitlines()[1]

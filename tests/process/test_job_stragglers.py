@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,7 +16,8 @@ import numpy as np
 import pytest
 
 from elasticdl.model.tensorflow_import import load_tensorflow
-from tests.conftest import ROOT, Job
+from tests.commands import printed
+from tests.conftest import Job
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -118,10 +117,7 @@ def check_each_record_counts_once(job: Job) -> None:
 
 
 def why(job: Job) -> str:
-    command = [sys.executable, "-m", "elasticdl.cli.main", "why", "--job-dir", str(job.directory)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return printed("why", "--job-dir", str(job.directory))
 
 
 def pid_of(job: Job, name: str) -> int:

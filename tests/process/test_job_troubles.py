@@ -26,6 +26,7 @@ import pytest
 from elasticdl.cli.jobs.directory_job import DirectoryJob
 from elasticdl.history.diagnosis_text import entry_text
 from elasticdl.jobdir.layout import JobDirectory
+from tests.commands import printed
 from tests.conftest import ROOT, Job, write_iris
 from tests.waiting import until as until_soon
 
@@ -103,15 +104,8 @@ def make_paced(
     return make
 
 
-def elasticdl(*arguments: str) -> str:
-    command = [sys.executable, "-m", "elasticdl.cli.main", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def why(job: Job) -> dict[str, Any]:
-    return json.loads(elasticdl("why", "--job-dir", str(job.directory), "-o", "json"))
+    return json.loads(printed("why", "--job-dir", str(job.directory), "-o", "json"))
 
 
 @dataclass(frozen=True)
@@ -197,7 +191,7 @@ def lost(make_paced: Callable[[], Paced]) -> Lost:
         lambda: next((one for one in exits(job) if "SIGKILL" in one["text"]), None),
         LIMIT_S,
     )
-    shown = elasticdl("why", "--job-dir", str(job.directory))
+    shown = printed("why", "--job-dir", str(job.directory))
     made_up = until(
         "another trains",
         lambda: next((one for one in exits(job) if one["recovered_s"]), None),
