@@ -20,7 +20,7 @@ TAKEOVER_MUTANTS = (
         "leases in hand are leased to others after a takeover",
         SERVERS,
         "master.core.takeover:Takeover._take_back",
-        " and one not in received",
+        " and lease not in received",
         "",
     ),
     Mutant(
@@ -104,7 +104,7 @@ TAKEOVER_MUTANTS = (
         "all views are released at a takeover",
         SERVERS,
         "master.core.ps.coordination:PsCoordination.taken_over",
-        "tuple(one for one in wanted if one is not None)",
+        "tuple(snapshot for snapshot in wanted if snapshot is not None)",
         "()",
     ),
     Mutant(

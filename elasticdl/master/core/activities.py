@@ -91,8 +91,14 @@ class Activities:
 
     def running(self) -> list[tuple[Process, Activity]]:
         """Activities of ready workers."""
-        found = ((self._context.worker(name), one) for name, one in self._running.items())
-        return [(process, one) for process, one in found if process and process.life is Life.READY]
+        activities = (
+            (self._context.worker(name), activity) for name, activity in self._running.items()
+        )
+        return [
+            (process, activity)
+            for process, activity in activities
+            if process and process.life is Life.READY
+        ]
 
     def hung(self, what: str) -> None:
         """Double the limit of an activity: a worker was replaced for it."""
@@ -134,7 +140,7 @@ class Activities:
     def long(self) -> list[str]:
         """Workers that have been in user code for long, in words."""
         return [
-            f"{name} has been in {one.what} for {age_s:.0f} s"
-            for name, one in sorted(self._running.items())
-            if (age_s := self._context.now_s - one.since_s) >= min(_SHOWN_S, self.bound_s)
+            f"{name} has been in {activity.what} for {age_s:.0f} s"
+            for name, activity in sorted(self._running.items())
+            if (age_s := self._context.now_s - activity.since_s) >= min(_SHOWN_S, self.bound_s)
         ]

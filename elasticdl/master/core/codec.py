@@ -48,12 +48,12 @@ def event_of(plain: Mapping[str, Any]) -> events.Event:
 def _kinds() -> dict[str, type[events.Event]]:
     # Not `Event.__subclasses__()`: a dataclass with slots replaces its class, and the original
     # class may still exist.
-    found = (
+    kinds = (
         kind
         for kind in vars(events).values()
         if isinstance(kind, type) and issubclass(kind, events.Event)
     )
-    return {kind.__name__: kind for kind in found if kind is not events.Event}
+    return {kind.__name__: kind for kind in kinds if kind is not events.Event}
 
 
 @cache
@@ -121,7 +121,7 @@ def _tuple(arguments: tuple[Any, ...]) -> Decode:
     def decode(value: Any) -> Any:  # noqa: ANN401
         if not isinstance(value, list):
             raise ValueError(f"expected a list, got {value!r}")
-        return tuple(item(one) for one in value)
+        return tuple(item(element) for element in value)
 
     return decode
 
@@ -130,7 +130,7 @@ def _dict(item: Decode) -> Decode:
     def decode(value: Any) -> Any:  # noqa: ANN401
         if not isinstance(value, dict):
             raise ValueError(f"expected an object, got {value!r}")
-        return {str(key): item(one) for key, one in value.items()}
+        return {str(key): item(element) for key, element in value.items()}
 
     return decode
 

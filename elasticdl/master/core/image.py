@@ -120,8 +120,10 @@ def _field_names(kind: Any) -> tuple[str, ...] | None:  # noqa: ANN401 - a class
 def _defaults(kind: Any) -> dict[str, Any]:  # noqa: ANN401 - a class
     """Plain default values of a dataclass, by field: an image leaves them out."""
     names = _field_names(kind) or ()
-    found = ((one.name, one.default) for one in fields(kind)) if names else ()
-    return {name: default for name, default in found if name in names and type(default) in _SCALARS}
+    defaults = ((field.name, field.default) for field in fields(kind)) if names else ()
+    return {
+        name: default for name, default in defaults if name in names and type(default) in _SCALARS
+    }
 
 
 @cache
@@ -287,7 +289,9 @@ class _Decoder:
         if key is not None and (known := self._missing.get(key)) is not None:
             return known
         self._compare(instance, number, state)
-        missing = [(name, one) for name, one in _defaults(kind).items() if name not in state]
+        missing = [
+            (name, default) for name, default in _defaults(kind).items() if name not in state
+        ]
         if key is not None:
             self._missing[key] = missing
         return missing
@@ -295,15 +299,15 @@ class _Decoder:
     def _compare(self, instance: object, number: int, state: Mapping[str, Plain]) -> None:
         """Raise ValueError if this code has other fields."""
         kind: Any = type(instance)
-        found = set(state)
+        actual = set(state)
         if (names := _field_names(kind)) is not None:
             wired = number in self._wired
-            expected = {one for one in names if not (wired and callable(getattr(instance, one)))}
-            found |= _defaults(kind).keys()
+            expected = {name for name in names if not (wired and callable(getattr(instance, name)))}
+            actual |= _defaults(kind).keys()
         else:
             expected = set(_state(instance) if number in self._wired else state)
-        if expected != found:
-            raise ValueError(f"{kind.__name__} differs in {sorted(expected ^ found)}")
+        if expected != actual:
+            raise ValueError(f"{kind.__name__} differs in {sorted(expected ^ actual)}")
 
     def _bind(self, live: object, number: int) -> None:
         """Keep the objects that `root` was made with where the image has one in their place."""

@@ -210,8 +210,8 @@ class JobContext:
 
     def server_names(self) -> tuple[ProcessName, ...]:
         """Parameter servers that run or are expected to run."""
-        found = (self.processes.server(index) for index in self.server_map.indices)
-        return tuple(server.name for server in found if server is not None)
+        servers = (self.processes.server(index) for index in self.server_map.indices)
+        return tuple(server.name for server in servers if server is not None)
 
     def is_spare(self, name: ProcessName) -> bool:
         """Whether it is a server that has no part of the parameters, not yet or no longer."""
@@ -228,7 +228,9 @@ class JobContext:
 
     def step_delayed(self, reason: str, missing: tuple[ProcessName, ...]) -> None:
         """Note what a synchronous step waits for, and for whom; '' if it does no longer."""
-        waited = [one for one in self.processes.live_workers() if self.waits_for_others(one.name)]
+        waited = [
+            worker for worker in self.processes.live_workers() if self.waits_for_others(worker.name)
+        ]
         self.step_delay, self.step_misses = reason, missing
         for process in waited:
             if not self.waits_for_others(process.name):
@@ -266,13 +268,13 @@ class JobContext:
         if self.spec.action is not Action.TRAIN:
             return None
         living = self._who_has_kept()
-        found = (
+        counts = (
             self.updates.counts(living) if mark is None else self.updates.counts_at(mark, living)
         )
         if not self.spec.trains_on_ring:
-            return found
+            return counts
         # The version of a ring counts its steps.
-        return replace(found, applied=found.applied + max(0, version - self.begun_version))
+        return replace(counts, applied=counts.applied + max(0, version - self.begun_version))
 
     def lost_updates(self) -> int:
         """How many updates servers have lost that no worker may push again."""
@@ -356,7 +358,7 @@ class JobContext:
     def went_back(self, before: Ledger, again: Ledger) -> None:
         """Replace the parked shards of a ledger by those of an earlier one."""
         undone = {_parked(before.task, piece) for piece in before.parked}
-        others = [one for one in self.given_up if one not in undone]
+        others = [shard for shard in self.given_up if shard not in undone]
         self.given_up = [*others, *(_parked(again.task, piece) for piece in again.parked)]
 
     def give_up(self, task: Task, piece: Piece) -> None:

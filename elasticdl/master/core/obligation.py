@@ -42,9 +42,9 @@ class Obligation:
 
 def listed(names: Iterable[ProcessName]) -> str:
     """`worker-0, worker-1 and 3 more`."""
-    found = [str(name) for name in names]
-    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-    return ", ".join(found[:MOST_NAMED]) + more
+    texts = [str(name) for name in names]
+    more = f" and {len(texts) - MOST_NAMED} more" if len(texts) > MOST_NAMED else ""
+    return ", ".join(texts[:MOST_NAMED]) + more
 
 
 def booked(ledger: Ledger) -> str:

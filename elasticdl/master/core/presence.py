@@ -51,14 +51,16 @@ def presence_of(
 ) -> Presence:
     """Return the processes of a job."""
     everyone = context.processes.all.values()
-    gone = tuple(one.name for one in everyone if not one.heard)
+    gone = tuple(process.name for process in everyone if not process.heard)
     ring = coordination.status()
     saving, saved = checkpointing.saving, checkpointing.complete.saved
     return Presence(
         attached=tuple(
-            AttachedProcess(one.name, one.instance, one.control_address, bool(one.part))
-            for one in context.processes.going.values()
-            if one.attached and one.heard
+            AttachedProcess(
+                process.name, process.instance, process.control_address, bool(process.part)
+            )
+            for process in context.processes.going.values()
+            if process.attached and process.heard
         ),
         gone=gone,
         fenced=tuple(name for name in gone if name.role is Role.WORKER),

@@ -36,7 +36,7 @@ class ProgressMarks:
         evaluated = 0
         if current is not None:
             held = current.ledger.held.values()
-            evaluated = current.ledger.booked + sum(one.offset for one in held)
+            evaluated = current.ledger.booked + sum(lease.offset for lease in held)
         return (
             (_PLACES[self._context.phase], 0),
             (self._booked(), 0),

@@ -51,7 +51,7 @@ class Remedies:
 
     def spare(self, processes: Sequence[Process]) -> Process:
         """The first process that can be replaced without loss, or else the first."""
-        can = (one for one in processes if not self._scaling.why_not_replace(one.name))
+        can = (process for process in processes if not self._scaling.why_not_replace(process.name))
         return next(can, processes[0])
 
     def replace(self, process: Process, verdict: Verdict) -> None:
@@ -67,9 +67,9 @@ class Remedies:
 
         A worker beyond the limit is replaced anyway.
         """
-        found = [process for name in debtors if (process := self._context.worker(name))]
-        limits = [(process, self._leasing.limits.limit_s(process)) for process in found]
-        return bool(found) and all(
+        workers = [process for name in debtors if (process := self._context.worker(name))]
+        limits = [(process, self._leasing.limits.limit_s(process)) for process in workers]
+        return bool(workers) and all(
             limit_s is not None and self._context.now_s - process.busy_since_s <= limit_s
             for process, limit_s in limits
         )

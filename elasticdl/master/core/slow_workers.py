@@ -51,9 +51,9 @@ class SlowWorkers:
             case events.StepsWaited():
                 self._steps_waited(event)
             case events.CpuShareReported(name=name, share=share):
-                found = self._context.processes.going.get(name)
-                if found is not None:
-                    found.cpu_share = share
+                process = self._context.processes.going.get(name)
+                if process is not None:
+                    process.cpu_share = share
             case _:
                 pass
 
@@ -81,12 +81,12 @@ class SlowWorkers:
         live = self._context.processes.live_workers()
         if not is_turn(len(live), turn):
             return
-        workers = [one for one in live if one.up]
+        workers = [worker for worker in live if worker.up]
         if self._context.spec.trains_in_steps:
             self._try_again(workers)
         else:
             self._compare(workers)
-        slow = [one for one in workers if one.slow_times]
+        slow = [worker for worker in workers if worker.slow_times]
         in_vain = self._in_vain(workers) if slow else 0
         # One at a time, and only while all others are there.
         if 2 * len(slow) > len(workers) or len(workers) < len(live):
@@ -115,13 +115,13 @@ class SlowWorkers:
 
     def _compare(self, workers: list[Process]) -> None:
         task, paces = self._task(), self._leasing.paces
-        found = {one.name: pace for one in workers if (pace := paces.of(one.name, task))}
-        if len(found) < 2:
+        paces_s = {worker.name: pace for worker in workers if (pace := paces.of(worker.name, task))}
+        if len(paces_s) < 2:
             return
         # The lower one of the two in the middle: of two workers, the faster is the measure.
-        usual_s = median_low(found.values())
+        usual_s = median_low(paces_s.values())
         for process in workers:
-            if (pace_s := found.get(process.name)) is not None:
+            if (pace_s := paces_s.get(process.name)) is not None:
                 text = f"{_spoken(pace_s)} per record, the others {_spoken(usual_s)}"
                 self._compared(process, pace_s / usual_s, text)
 
@@ -141,13 +141,13 @@ class SlowWorkers:
     def _in_vain(self, workers: list[Process]) -> int:
         """Replacements in a row whose successors are slow, too, or not known to be fast."""
         cured = any(
-            one.ordered_s > self._replaced_s
-            and one.works
-            and not one.slow_times
-            and self._is_known(one)
+            worker.ordered_s > self._replaced_s
+            and worker.works
+            and not worker.slow_times
+            and self._is_known(worker)
             # So long it would have been found to be slow.
-            and self._context.now_s - (one.ready_s or self._context.now_s) > 2 * _SLOW_FOR_S
-            for one in workers
+            and self._context.now_s - (worker.ready_s or self._context.now_s) > 2 * _SLOW_FOR_S
+            for worker in workers
         )
         return 0 if cured else self._replacements
 

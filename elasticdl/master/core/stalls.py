@@ -238,7 +238,11 @@ class Stalls:
             return
         if self._stall is None and self._context.now_s < self._due_s():
             return
-        owed = [one for one in self._obligations.now() if not self._accounted_for(one)]
+        owed = [
+            obligation
+            for obligation in self._obligations.now()
+            if not self._accounted_for(obligation)
+        ]
         if not owed:
             return
         if self._stall is None:
@@ -302,10 +306,8 @@ class Stalls:
 
     def _described(self, owed: list[Obligation]) -> str:
         more = f"; and {len(owed) - _MOST_TOLD} more" if len(owed) > _MOST_TOLD else ""
-        return (
-            "; ".join(one.text(self._context.now_s) for one in owed[:_MOST_TOLD])[:_DIAGNOSIS_CHARS]
-            + more
-        )
+        texts = (obligation.text(self._context.now_s) for obligation in owed[:_MOST_TOLD])
+        return "; ".join(texts)[:_DIAGNOSIS_CHARS] + more
 
     def _next(self, stall: Stall) -> None:
         """Take the next step that applies to this job."""
@@ -336,7 +338,9 @@ class Stalls:
 
     def _ask_debtors(self, stall: Stall) -> None:
         stall.step = StallStep.ASKED
-        debtors = dict.fromkeys(name for one in stall.owed[:_MOST_TOLD] for name in one.debtors)
+        debtors = dict.fromkeys(
+            name for obligation in stall.owed[:_MOST_TOLD] for name in obligation.debtors
+        )
         for name in list(debtors)[: 2 * _MOST_TOLD]:
             self._questions.ask(name)
 
@@ -394,7 +398,7 @@ class Stalls:
         if asked_s is None or process is None:
             return
         if self._stall is not None and event.process.role is Role.WORKER and self._activities.acts:
-            held = {(one.shard, one.attempt) for one in event.held}
+            held = {(lease.shard, lease.attempt) for lease in event.held}
             self._remedies.reconcile(process, held, asked_s)
 
     # for people
@@ -415,7 +419,11 @@ class Stalls:
             ]
         if self.quiet_s < self._least_s / 2:
             return long
-        owed = [one for one in self._obligations.now() if not self._accounted_for(one)]
+        owed = [
+            obligation
+            for obligation in self._obligations.now()
+            if not self._accounted_for(obligation)
+        ]
         if not owed:
             return long
         quiet = f"no activity for {self.quiet_s:.0f} s"

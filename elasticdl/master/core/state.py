@@ -89,16 +89,16 @@ class JobState:
         return self._context.phase is Phase.ENDED
 
     def status(self) -> JobStatus:
-        found = status_builder.status(
+        status = status_builder.status(
             self._context,
             self._coordination,
             self._parts.pending,
             self._evaluation,
             self._checkpointing,
         )
-        waiting = (*self._parts.stalls.waits(), *self._parts.resizing.waits(), *found.waiting)
+        waiting = (*self._parts.stalls.waits(), *self._parts.resizing.waits(), *status.waiting)
         stall = self._parts.stalls.status()
-        return replace(found, waiting=waiting, stall=stall, moved_s=self._parts.stalls.moved_s)
+        return replace(status, waiting=waiting, stall=stall, moved_s=self._parts.stalls.moved_s)
 
     @property
     def records_done(self) -> int:

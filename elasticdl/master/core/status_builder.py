@@ -140,8 +140,8 @@ def status(
 
 def _checkpoints(checkpointing: Checkpointing) -> tuple[CheckpointStatus, ...]:
     return tuple(
-        CheckpointStatus(one.version, one.path, one.bytes, one.at_s)
-        for one in checkpointing.complete.saved
+        CheckpointStatus(checkpoint.version, checkpoint.path, checkpoint.bytes, checkpoint.at_s)
+        for checkpoint in checkpointing.complete.saved
     )
 
 
@@ -163,11 +163,13 @@ def _listed(context: JobContext) -> Iterable[Process]:
         return shown.values()
     apart, others = list[Process](), list[Process]()
     all_up = context.processes.all_up
-    for one in going.values():
-        (apart if _is_apart(one, all_up=all_up) else others).append(one)
+    for process in going.values():
+        (apart if _is_apart(process, all_up=all_up) else others).append(process)
     # By identity: of ten thousand processes, names would take ten times as long.
     listed = set(map(id, chain(islice(apart, MOST_LISTED), others[: MOST_LISTED - len(apart)])))
-    return (one for one in shown.values() if id(one) in listed or one.life is Life.ENDED)
+    return (
+        process for process in shown.values() if id(process) in listed or process.life is Life.ENDED
+    )
 
 
 def _is_apart(process: Process, *, all_up: bool) -> bool:
@@ -187,9 +189,9 @@ def _states(context: JobContext) -> dict[str, dict[str, int]]:
     # Ten thousand workers, when all are at work, are not looked at one by one.
     others = processes.servers if processes.all_up else processes.going.values()
     counts = Counter(
-        (one.name.role, _state(one))
-        for one in others
-        if one.life is not Life.ENDED and not (one.up and one.name.role is Role.WORKER)
+        (process.name.role, _state(process))
+        for process in others
+        if process.life is not Life.ENDED and not (process.up and process.name.role is Role.WORKER)
     )
     if at_work:
         # Most processes: to count each by its role and state would take ten times as long.
@@ -212,8 +214,8 @@ def records_done(context: JobContext, evaluation: Evaluation) -> int:
 def ledgers(context: JobContext, evaluation: Evaluation) -> list[Ledger]:
     """The ledgers in use: of the job's work, and of an evaluation beside it."""
     current = evaluation.round
-    found = (context.work, current.ledger if current else None)
-    return [ledger for ledger in found if ledger is not None]
+    candidates = (context.work, current.ledger if current else None)
+    return [ledger for ledger in candidates if ledger is not None]
 
 
 def main_ledger(context: JobContext, evaluation: Evaluation) -> Ledger | None:

@@ -87,7 +87,7 @@ class Stragglers:
         workers = self._context.processes.live_workers()
         share = share_of_tick(workers, turn)
         # A copy: replacing one changes the list.
-        for process in [one for one in share if one.life is Life.READY]:
+        for process in [worker for worker in share if worker.life is Life.READY]:
             activity = self._activities.of(process)
             if activity is not None:
                 self._look_at_activity(process, activity)
@@ -203,8 +203,8 @@ class Stragglers:
     def _counted(self) -> _Ups:
         """Count the workers once in a tick: many may have to be compared with all others."""
         if self._ups is None:
-            up = [one for one in self._context.processes.live_workers() if one.up]
-            stuck = frozenset(one.name for one in up if self._is_stuck(one))
+            up = [worker for worker in self._context.processes.live_workers() if worker.up]
+            stuck = frozenset(worker.name for worker in up if self._is_stuck(worker))
             self._ups = _Ups(len(up), stuck)
         return self._ups
 

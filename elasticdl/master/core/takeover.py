@@ -72,12 +72,14 @@ class Takeover:
             if ledger is None:
                 continue
             for held in ledger.held_by(name):
-                one = ReceivedLease(ledger.task, held.piece.shard.id, held.piece.attempt, of_round)
-                if held.stage is not Stage.SETTLING and one not in received:
+                lease = ReceivedLease(
+                    ledger.task, held.piece.shard.id, held.piece.attempt, of_round
+                )
+                if held.stage is not Stage.SETTLING and lease not in received:
                     ledger.give_back(held)
         if current is not None and current.summary.holder == name:
-            one = ReceivedLease(Task.SUMMARY, None, current.summary.attempt, current.number)
-            if one not in received:
+            lease = ReceivedLease(Task.SUMMARY, None, current.summary.attempt, current.number)
+            if lease not in received:
                 current.summary.release(name)
         if (
             export is not None

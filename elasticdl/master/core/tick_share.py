@@ -37,4 +37,4 @@ def share_of_tick(processes: Sequence[Process], turn: int) -> Sequence[Process]:
     if parts == 1:
         return processes
     due = turn % parts
-    return [one for one in processes if one.name.index % parts == due]
+    return [process for process in processes if process.name.index % parts == due]

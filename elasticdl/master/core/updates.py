@@ -121,7 +121,7 @@ class _Updates:
 def _joined(ranges: Iterable[Range]) -> list[Range]:
     """The same as disjoint ranges, ascending."""
     joined: list[Range] = []
-    for begin, end in sorted(one for one in ranges if one[0] < one[1]):
+    for begin, end in sorted(interval for interval in ranges if interval[0] < interval[1]):
         if joined and begin <= joined[-1][1]:
             joined[-1] = joined[-1][0], max(end, joined[-1][1])
         else:
@@ -165,14 +165,14 @@ class UpdateAccount:
         # It met the older processes of a server first.
         for server, last in sorted(met.items(), key=_age):
             # Whoever has met a server has nothing under way to those before it.
-            for one in [one for one in mine.lacking if self._succeeds(server, one)]:
-                mine.lose(mine.lacking.pop(one).has, last)
+            for older in [older for older in mine.lacking if self._succeeds(server, older)]:
+                mine.lose(mine.lacking.pop(older).has, last)
         mine.book(event.pushes)
         self._await(str(event.worker), mine)
 
     def fenced(self, event: WorkerFenced, indices: Sequence[int]) -> None:
         """Book the pushes of a lost worker that all servers have, which have these indices."""
-        known = [one for one in event.sequences if one is not None]
+        known = [sequence for sequence in event.sequences if sequence is not None]
         if len(known) < len(event.sequences) or not known:
             return
         mine, number = self._of(str(event.worker)), min(known)
@@ -195,11 +195,11 @@ class UpdateAccount:
             return
         # An earlier master may have ended before the steps in between were in its journal.
         unseen, self.step = event.number - self.step - 1, event.number
-        steps, made = self._steps, unseen + event.complete
+        steps, added = self._steps, unseen + event.complete
         if undone or self.is_undone(event):
-            self._undone += made
+            self._undone += added
             return
-        steps.book(steps.booked + made)
+        steps.book(steps.booked + added)
         if self.lacks(event):
             # One of them ended right after it, and has been replaced by now.
             steps.lose(steps.booked - 1, steps.booked)
@@ -207,15 +207,15 @@ class UpdateAccount:
     def lacks(self, event: StepApplied) -> bool:
         """Whether a server has applied this step and then lost its memory."""
         return event.complete and any(
-            _follows(one, server) and one != server
-            for one in self._restored
+            _follows(restored, server) and restored != server
+            for restored in self._restored
             for server in event.servers
         )
 
     def is_undone(self, event: StepApplied) -> bool:
         """Whether a step was made before all servers returned to a checkpoint."""
         first = self._first_incarnations
-        return any(one.incarnation < first.get(one.index, 0) for one in event.servers)
+        return any(server.incarnation < first.get(server.index, 0) for server in event.servers)
 
     def go_back(self, mark: UpdateMark, first_incarnations: Mapping[int, int]) -> None:
         """All servers return to a cut: the steps since are undone, and made again.
@@ -334,7 +334,7 @@ class UpdateAccount:
     def _of(self, worker: str) -> _Updates:
         if worker not in self._workers:
             # Its first pushes may have been to servers that were replaced before it reported.
-            lacking = {server: one.part(worker) for server, one in self._restored.items()}
+            lacking = {server: restored.part(worker) for server, restored in self._restored.items()}
             self._workers[worker] = _Updates(lacking=lacking)
             self._await(worker, self._workers[worker])
         return self._workers[worker]

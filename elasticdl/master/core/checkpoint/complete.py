@@ -41,17 +41,23 @@ class CompleteCheckpoints:
 
     def of(self, version: int) -> Saved | None:
         """The newest checkpoint of that version; None if there is none."""
-        return next((one for one in reversed(self.saved) if one.version == version), None)
+        return next(
+            (saved for saved in reversed(self.saved) if saved.version == version),
+            None,
+        )
 
     def newest_known(self, before: float = math.inf) -> Saved | None:
         """The newest checkpoint of a version below `before` that the job can return to.
 
         None if there is none whose ledger is known.
         """
-        return next((one for one in reversed(self._known()) if one.version < before), None)
+        return next(
+            (saved for saved in reversed(self._known()) if saved.version < before),
+            None,
+        )
 
     def _known(self) -> list[Saved]:
-        known = [one for one in self.saved if one.ledger and one.mark is not None]
+        known = [saved for saved in self.saved if saved.ledger and saved.mark is not None]
         if self._begun is not None:
             known.insert(0, replace(self._begun, version=self.begun_version))
         return known
@@ -64,7 +70,7 @@ class CompleteCheckpoints:
         same = next((saved for saved in self.saved if saved.path == event.path), None)
         others = [saved for saved in self.saved if saved is not same]
         known = written if written is not None else same
-        one = Saved(
+        checkpoint = Saved(
             event.version,
             event.path,
             event.bytes,
@@ -73,7 +79,9 @@ class CompleteCheckpoints:
             known.mark if known is not None else None,
         )
         *older, newest = (
-            sorted((*others, one), key=lambda saved: saved.version) if late else (*others, one)
+            sorted((*others, checkpoint), key=lambda saved: saved.version)
+            if late
+            else (*others, checkpoint)
         )
         keep = self._context.spec.checkpoint.keep_checkpoint_max
         # Servers that cannot read the newest one take one before it.
@@ -88,11 +96,11 @@ class CompleteCheckpoints:
 
     def undo(self, version: int) -> None:
         """All servers return to that version: checkpoints of later ones have undone steps."""
-        self.saved = [one for one in self.saved if one.version <= version]
+        self.saved = [saved for saved in self.saved if saved.version <= version]
 
     def prune(self, version: int) -> None:
         """Remove checkpoints before `version` that are not kept; those to return to are."""
         in_steps, loading = self._context.spec.trains_in_steps, self._context.loading
         # On disk, one of undone steps may have the place of an older one.
-        held = tuple(one.path for one in self._known()) if in_steps else ()
+        held = tuple(saved.path for saved in self._known()) if in_steps else ()
         self._context.orders.give(PruneCheckpoints(version, (*loading, *held)))

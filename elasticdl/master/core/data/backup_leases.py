@@ -59,9 +59,9 @@ class BackupLeases:
         idle = self._idle()
         if not idle or any(held.stage is not Stage.LEASED for held in ledger.held.values()):
             return
-        late = [one for one in self._holders(ledger, idle) if self._is_worth(one)]
+        late = [holder for holder in self._holders(ledger, idle) if self._is_worth(holder)]
         if late:
-            self._lease_again(ledger, max(late, key=lambda one: one.gain_s))
+            self._lease_again(ledger, max(late, key=lambda holder: holder.gain_s))
 
     def _ledger(self) -> Ledger | None:
         """The ledger whose last shards are leased, if any."""
@@ -77,8 +77,8 @@ class BackupLeases:
         """How many workers that are not slow have nothing to do."""
         workers = self._context.processes.live_workers()
         return sum(
-            one.up and not one.slow_times and not self._leasing.leases_of(one.name)
-            for one in workers
+            worker.up and not worker.slow_times and not self._leasing.leases_of(worker.name)
+            for worker in workers
         )
 
     def _holders(self, ledger: Ledger, idle: int) -> list[_Late]:
@@ -86,7 +86,7 @@ class BackupLeases:
         for held in ledger.held.values():
             by_worker.setdefault(held.worker, []).append(held)
         usual_s = self._leasing.paces.usual(ledger.task, self._leasing.healthy_workers())
-        found = []
+        late_holders = []
         for name, shards in by_worker.items():
             process = self._context.worker(name)
             if process is None or process.life is not Life.READY or usual_s is None:
@@ -94,8 +94,8 @@ class BackupLeases:
             if process.backups < _MOST and (
                 late := self._late(ledger, process, shards, usual_s, idle)
             ):
-                found.append(late)
-        return found
+                late_holders.append(late)
+        return late_holders
 
     def _late(
         self, ledger: Ledger, process: Process, shards: list[HeldShard], usual_s: float, idle: int
@@ -104,7 +104,7 @@ class BackupLeases:
         pace_s = known_s or process.slow_times * usual_s
         if not pace_s:
             return None  # It has just begun.
-        rests = [one.piece.shard.records - one.offset for one in shards]
+        rests = [held.piece.shard.records - held.offset for held in shards]
         left_s = pace_s * sum(rests)
         if not ledger.keeps_progress:
             # It reports nothing before the end of a shard, and the next worker begins anew.
@@ -123,7 +123,7 @@ class BackupLeases:
     def _lease_again(self, ledger: Ledger, late: _Late) -> None:
         process, shards = late.process, late.shards
         process.backups += 1
-        rest = sum(one.piece.shard.records - one.offset for one in shards)
+        rest = sum(held.piece.shard.records - held.offset for held in shards)
         text = (
             f"idle workers get {amount(len(shards), f'{ledger.task} shard')} of"
             f" {process.name}: it needs about {late.left_s:.0f} s for the last"

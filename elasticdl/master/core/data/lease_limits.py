@@ -33,7 +33,7 @@ class LeaseLimits:
             held = ledger.held_by(name) if ledger else []
             if ledger is work and self._context.waits_for_others(name):
                 continue
-            limits += [self._lease_limit_s(ledger, one, compiles) for one in held if ledger]
+            limits += [self._lease_limit_s(ledger, lease, compiles) for lease in held if ledger]
         if singleton_s := self.singleton_limit_s(process):
             limits.append(singleton_s)
         return max(limits, default=None)

@@ -51,10 +51,10 @@ class LeaseReconciliation:
             # No server knows more than the worker reported.
             self._settle(process.name, blame, answers=())
             return bool(held) and blame is not None
-        for one in held:
+        for lease in held:
             # From now on `Ledger.find` does not return it: what the worker still reports is in
             # doubt.
-            one.stage = Stage.SETTLING
+            lease.stage = Stage.SETTLING
         if held or not process.finished:
             # Fence a worker without leases too, unless it finished: an unreported push may be on
             # its way.

@@ -178,8 +178,9 @@ class Leasing:
 
     def healthy_workers(self, *, but: ProcessName | None = None) -> list[ProcessName]:
         """Workers that are up and not slow."""
-        workers = self._context.processes.live_workers()
-        return [one.name for one in workers if one.up and not one.slow_times and one.name != but]
+        live = self._context.processes.live_workers()
+        names = (worker.name for worker in live if worker.up and not worker.slow_times)
+        return [name for name in names if name != but]
 
     def left_s(self, but: ProcessName) -> float | None:
         """How long the healthy workers without `but` need for the rest; None if that is unknown."""
@@ -236,8 +237,8 @@ class Leasing:
         processes, work = self._context.processes, self._context.work
         # Most of ten thousand workers hold a shard, and are not looked at one by one.
         names = work.without_lease(processes.going) if work is not None else set(processes.going)
-        found = (self._context.worker(name) for name in names)
-        idle = [one.name for one in found if one and one.up and not self.leases_of(one.name)]
+        up = (worker for name in names if (worker := self._context.worker(name)) and worker.up)
+        idle = [worker.name for worker in up if not self.leases_of(worker.name)]
         return sorted(idle, key=lambda name: name.index)
 
     def leased_to(self, worker: ProcessName) -> list[tuple[Ledger, HeldShard]]:
@@ -378,13 +379,13 @@ class Leasing:
             self._reconciliation.returned(process, held, event.applied.offset)
         else:
             applied = event.applied
-            found = (
+            lease = (
                 current.ledger.find(event.worker, applied.shard, applied.attempt)
                 if current
                 else None
             )
-            if found is not None and current is not None:
-                current.ledger.give_back(found)
+            if lease is not None and current is not None:
+                current.ledger.give_back(lease)
             else:
                 self._context.drop(
                     self._evaluation.why_not_found(event.worker, applied), event.worker, event

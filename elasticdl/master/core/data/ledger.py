@@ -359,7 +359,7 @@ class Ledger:
         if held is not None:
             held.piece.failures.append(blame.reason)
             return None
-        piece = next((one for one in self.returned if one.shard.id == blame.shard), None)
+        piece = next((piece for piece in self.returned if piece.shard.id == blame.shard), None)
         if piece is None:
             return None
         piece.failures.append(blame.reason)

@@ -172,9 +172,9 @@ class Paces:
 
     def usual(self, task: Task, workers: Iterable[ProcessName]) -> float | None:
         """Return the median of these workers' seconds per record; None if none has progressed."""
-        found = [
+        paces_s = [
             pace.each_s
             for worker in workers
             if (pace := self._workers.get(worker, {}).get(task)) and pace.records
         ]
-        return median(found) if found else None
+        return median(paces_s) if paces_s else None

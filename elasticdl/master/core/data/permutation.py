@@ -25,7 +25,8 @@ class Permutation(Sequence[int]):
         self._half = max(1, ((size - 1).bit_length() + 1) // 2)
         digest = hashlib.blake2b(seed.encode(), digest_size=8 * _ROUNDS).digest()
         self._keys = tuple(
-            int.from_bytes(digest[8 * one : 8 * one + 8], "little") for one in range(_ROUNDS)
+            int.from_bytes(digest[8 * round_index : 8 * round_index + 8], "little")
+            for round_index in range(_ROUNDS)
         )
 
     def __len__(self) -> int:
@@ -37,7 +38,7 @@ class Permutation(Sequence[int]):
     def __getitem__(self, place: slice) -> Sequence[int]: ...
     def __getitem__(self, place: int | slice) -> int | Sequence[int]:
         if isinstance(place, slice):
-            return [self[one] for one in range(*place.indices(self._size))]
+            return [self[index] for index in range(*place.indices(self._size))]
         if not -self._size <= place < self._size:
             raise IndexError(f"{place} of {self._size}")
         number = self._permuted(place % self._size)

@@ -240,10 +240,10 @@ def count_repeated(text: str, before: RunBefore, epochs: int) -> tuple[str, int]
 def _count_undone(plain: dict[str, Any], before: RunBefore) -> None:
     """Count the updates that the earlier run made beyond this ledger as repeated."""
     mine = plain.setdefault("updates", asdict(NO_UPDATES))
-    made = sum(mine[key] for key in _MADE)
+    counted = sum(mine[key] for key in _MADE)
     if before.updates is not None:
         made_before = sum(getattr(before.updates, key) for key in _MADE)
-        mine["repeated"] += max(0, made_before - made)
+        mine["repeated"] += max(0, made_before - counted)
         mine["at_least"] = mine["at_least"] or before.updates.at_least
     mine["at_least"] = mine["at_least"] or before.killed
 
@@ -255,12 +255,12 @@ def _trained_by_epoch(plain: Mapping[str, Any], before: RunBefore, epochs: int) 
     """
     counts = {count["epoch"]: count for count in plain["counts"]}
     known = {epoch: trained for epoch, (trained, _) in before.counts.items() if epoch < epochs}
-    found = {
+    by_epoch = {
         epoch: max(known.get(epoch, 0), counts[epoch]["trained"] if epoch in counts else 0)
         for epoch in sorted(known.keys() | counts.keys())
     }
     # Compare with the newer of both: what the ledger has must not count again.
-    newer = before.trained - sum(found.values())
+    newer = before.trained - sum(by_epoch.values())
     records = sum(source["records"] for source in plain["sources"])
     for epoch in range(epochs):
         if newer <= 0:
@@ -268,11 +268,11 @@ def _trained_by_epoch(plain: Mapping[str, Any], before: RunBefore, epochs: int) 
         # The epoch of these records is unknown. Epochs fill up in order.
         count = counts.get(epoch, {})
         rest = sum(count.get(key, 0) for key in ("bad", "parked", "forgone"))
-        room = max(0, records - rest - found.get(epoch, 0))
+        room = max(0, records - rest - by_epoch.get(epoch, 0))
         if room:
-            found[epoch] = found.get(epoch, 0) + min(newer, room)
+            by_epoch[epoch] = by_epoch.get(epoch, 0) + min(newer, room)
             newer -= room
-    return found
+    return by_epoch
 
 
 def _rebuild(plain: dict[str, Any], training: tuple[Source, ...], epochs: int, ids: Ids) -> Resumed:

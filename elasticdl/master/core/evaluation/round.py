@@ -55,8 +55,8 @@ class Round:
                 self.sums[name] = [list(array) for array in arrays]
             else:
                 self.sums[name] = [
-                    [a + b for a, b in zip(one, other, strict=True)]
-                    for one, other in zip(self.sums[name], arrays, strict=True)
+                    [a + b for a, b in zip(total, other, strict=True)]
+                    for total, other in zip(self.sums[name], arrays, strict=True)
                 ]
 
 

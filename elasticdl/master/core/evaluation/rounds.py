@@ -216,8 +216,13 @@ class Evaluation:
     def _payload(self, current: Round) -> dict[str, object]:
         """The payload of a summary; callbacks get the part of the history that is new to them."""
         history = [
-            {"round": one.round, "epoch": one.epoch, "values": one.values, "loss": one.loss}
-            for one in self.results
+            {
+                "round": result.round,
+                "epoch": result.epoch,
+                "values": result.values,
+                "loss": result.loss,
+            }
+            for result in self.results
         ]
         head = {"round": current.number, "version": current.version, "epoch": current.epoch}
         return {**head, "metrics": current.sums, "history": history}
@@ -270,9 +275,9 @@ class Evaluation:
         """Why a reported lease is unknown, both in this round and in the work."""
         ledgers = (self._context.work, self.round.ledger if self.round else None)
         causes = {
-            one.why_not_found(worker, applied.shard, applied.attempt)
-            for one in ledgers
-            if one is not None
+            ledger.why_not_found(worker, applied.shard, applied.attempt)
+            for ledger in ledgers
+            if ledger is not None
         }
         known = self._context.ids.given(applied.shard) and DropCause.UNKNOWN_LEASE not in causes
         return DropCause.VOIDED_LEASE if known else DropCause.UNKNOWN_LEASE
@@ -319,11 +324,11 @@ class Evaluation:
         )
         orders = self._context.orders
         orders.give(RecordMetrics("evaluation", current.version, trained, dict(values)))
-        found = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
         seconds = event.at_s - current.since_s
         text = (
             f"evaluation round {current.number} at version {current.version}:"
-            f" {found or 'no metrics'}"
+            f" {metrics or 'no metrics'}"
         )
         orders.announce(
             "evaluation",

@@ -285,7 +285,7 @@ class AutoscalePolicy:
 
     def _may_change(self, at_s: float) -> bool:
         """Whether a trial may begin: it may be two changes."""
-        return sum(one > at_s - CHANGES_S for one in self._changes) <= MOST_CHANGES - 2
+        return sum(changed_s > at_s - CHANGES_S for changed_s in self._changes) <= MOST_CHANGES - 2
 
     def _begin(self, processes: int, at_s: float) -> Decision:
         base, self._lost_s = self._base, 0.0
@@ -424,8 +424,8 @@ class AutoscalePolicy:
         before, after = trial.before, trial.after or Window(self.wanted)
         self._trial, self._base = None, Window(before.processes)
         if self.wanted > before.processes:
-            added, found = self.wanted - before.processes, gain_words(before, after)
-            text = f"autoscale: giving back {self._many(added)}: {found}, {why}"
+            added, comparison = self.wanted - before.processes, gain_words(before, after)
+            text = f"autoscale: giving back {self._many(added)}: {comparison}, {why}"
             # If none came, fewer would not have come either.
             came = 1 if trial.changed_s is None else after.processes - before.processes
             if trial.changed_s is None:
@@ -437,8 +437,8 @@ class AutoscalePolicy:
             self._put_off_more(came, at_s, why_later)
             kind = Kind.GIVE_BACK
         else:
-            found = gain_words(after, before)
-            text = f"autoscale: back to {self._many(before.processes)}: {found}, {why}"
+            comparison = gain_words(after, before)
+            text = f"autoscale: back to {self._many(before.processes)}: {comparison}, {why}"
             self._put_off_fewer(before.processes - after.processes, at_s)
             kind = Kind.RESTORE
         return self._change(kind, before.processes, at_s, text, numbers_of(before, after))

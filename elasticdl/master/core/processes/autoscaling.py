@@ -244,7 +244,7 @@ class Autoscaling:
         processes = self._context.processes
         # A worker that is pending takes nothing from the others.
         starting = any(
-            one.life in (Life.STARTING, Life.READY) for one in processes.unproven_workers()
+            worker.life in (Life.STARTING, Life.READY) for worker in processes.unproven_workers()
         )
         if starting or processes.leaving_workers or not self._coordination.at_work[0]:
             return Pause.MEMBERS

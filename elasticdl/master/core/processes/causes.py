@@ -214,10 +214,13 @@ def _by_platform(status: ExitStatus) -> Verdict | None:
     if status.reason.startswith(_REJECTED):
         reported = (Cause.EVICTED, f"rejected by its node ({status.reason})")
     if reported is not None and reported[0] in _TELLS_MORE:
-        said = next((line.strip() for line in status.log_tail.splitlines() if line.strip()), "")
+        first_line = next(
+            (line.strip() for line in status.log_tail.splitlines() if line.strip()), ""
+        )
         return Verdict(
             reported[0],
-            ": ".join(part for part in (reported[1], said) if part) or "its image cannot be pulled",
+            ": ".join(part for part in (reported[1], first_line) if part)
+            or "its image cannot be pulled",
         )
     reported = reported or _disruption(status)
     return Verdict(*reported) if reported else None
@@ -299,8 +302,8 @@ def blocked(status: ExitStatus) -> Verdict | None:
     at = next((i for i in reversed(range(len(lines))) if _HOLDS.fullmatch(lines[i])), None)
     if at is None or any(_OF_OUR_LOG.match(line.strip()) for line in lines[at:]):
         return None
-    found = (_HOLDS_AT.fullmatch(line) for line in lines[at + 1 :])
-    frames = tuple(match[1] for match in found if match is not None)
+    matches = (_HOLDS_AT.fullmatch(line) for line in lines[at + 1 :])
+    frames = tuple(match[1] for match in matches if match is not None)
     place = f", at {frames[-1]}" if frames else ""
     text = f"hung: native code holds the interpreter's lock{place}"
     return Verdict(Cause.HUNG, text, blames_work=bool(frames), frames=frames)

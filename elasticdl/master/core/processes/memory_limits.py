@@ -23,15 +23,15 @@ class MemoryPolicy:
 
 def policies(spec: JobSpec) -> dict[Role, MemoryPolicy]:
     """The policy of each role whose memory is limited; without a limit, more would not help."""
-    found = {}
+    by_role = {}
     for role in (Role.WORKER, Role.PS):
         first, limit = (
             spec.kubernetes.memory_limit_bytes(role),
             spec.kubernetes.oom_limit_bytes(role),
         )
         if first is not None and limit is not None:
-            found[role] = MemoryPolicy(first, limit)
-    return found
+            by_role[role] = MemoryPolicy(first, limit)
+    return by_role
 
 
 @final

@@ -95,7 +95,7 @@ class PendingProcesses:
         workers = self._processes(Role.WORKER)
         unplaced = (Life.REQUESTED, Life.PENDING, Life.REFUSED)
         return len(workers) < self._context.workers.low or any(
-            one.life in unplaced for one in (*workers, *self._processes(Role.PS))
+            process.life in unplaced for process in (*workers, *self._processes(Role.PS))
         )
 
     def _measure(self, waits: bool) -> None:
@@ -108,13 +108,15 @@ class PendingProcesses:
         if not waits:
             return
         waiting = [
-            one
+            process
             for role in (Role.PS, Role.WORKER)
-            for one in self._processes(role)
-            if self._waits(one)
+            for process in self._processes(role)
+            if self._waits(process)
         ]
         if period.since_s is None:
-            looked_s = period.since_s = min((one.ordered_s for one in waiting), default=now_s)
+            looked_s = period.since_s = min(
+                (process.ordered_s for process in waiting), default=now_s
+            )
         for reason in dict.fromkeys(map(self._reason, waiting)) or (self._scaling.waiting_turn(),):
             period.reasons.add(reason, now_s - looked_s)
 

@@ -177,8 +177,8 @@ class ProcessEnds:
         ended = "" if verdict.text.startswith("ended ") else "ended: "
         counted = process.failure_reported and verdict.cause is Cause.USER_ERROR
         # An event has the worker's report of its error already.
-        said = "user error" if counted else verdict.text
-        text = f"{name} {ended}{said}{done}"
+        reason = "user error" if counted else verdict.text
+        text = f"{name} {ended}{reason}{done}"
         details = {
             **_ended(process, verdict, self._context.now_s),
             "records": records,

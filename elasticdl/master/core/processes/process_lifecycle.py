@@ -242,11 +242,11 @@ class ProcessLifecycle:
                 self._context.processes.end(
                     process, process.cause or Cause.NODE_LOST, text, self._context.now_s
                 )
-                said, details = f"{process.name}: {text}", meaning(EventStep.ENDED, reason=text)
+                message, details = f"{process.name}: {text}", meaning(EventStep.ENDED, reason=text)
                 cause = str(process.cause or "")
                 self._context.orders.announce(
                     "process",
-                    said,
+                    message,
                     process=process.name,
                     cause=cause,
                     level="warning",

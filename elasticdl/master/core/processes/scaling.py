@@ -151,7 +151,7 @@ class Scaling:
     def _gang_placed(self) -> bool:
         """Whether the gang runs, so that more workers do not take the room that it waits for."""
         gang = self._context.spec.gang_workers
-        return not gang or gang <= sum(one.running_s is not None for one in self._gang())
+        return not gang or gang <= sum(worker.running_s is not None for worker in self._gang())
 
     def _work_items(self) -> int:
         """Shards to lease, plus one per worker that holds any: its shards may come back."""

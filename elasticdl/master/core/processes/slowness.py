@@ -16,10 +16,12 @@ def lack_of_cpu(process: Process, processes: Processes) -> str:
     A process that never reported its share gets all that it asks for.
     """
     share = process.cpu_share
-    others = [one.cpu_share for one in processes.going.values() if one.up and one is not process]
+    others = [
+        other.cpu_share for other in processes.going.values() if other.up and other is not process
+    ]
     if share is None or not others:
         return ""
-    usual = median(1.0 if one is None else one for one in others)
+    usual = median(1.0 if other is None else other for other in others)
     if share * _TIMES > usual:
         return ""
     return f"; it gets {share:.0%} of the CPU time that it asks for, the others {usual:.0%}"

@@ -314,18 +314,20 @@ class Processes:
         It then counts as replaced and is not returned again.
         """
         unreplaced = self._census.unreplaced
-        for process in [one for one in unreplaced.values() if one.replaced]:
+        for process in [process for process in unreplaced.values() if process.replaced]:
             del unreplaced[process.name]
-        found = [
+        candidates = [
             process.name
             for process in unreplaced.values()
             if process.name.role is name.role
             and (name.role is Role.WORKER or process.name.index == name.index)
         ]
-        if not found:
+        if not candidates:
             return None
         # In the order of their starts.
-        first = unreplaced.pop(min(found, key=lambda one: (one.index, one.incarnation)))
+        first = unreplaced.pop(
+            min(candidates, key=lambda candidate: (candidate.index, candidate.incarnation))
+        )
         first.replaced = True
         return first
 
@@ -348,7 +350,9 @@ class Processes:
 
     def coming_workers(self) -> Iterator[Process]:
         """Live workers that are not ready for work yet."""
-        return (one for one in self._census.coming.values() if one.name.role is Role.WORKER)
+        return (
+            process for process in self._census.coming.values() if process.name.role is Role.WORKER
+        )
 
     def up_workers(self) -> int:
         """How many workers are ready for work."""
@@ -400,8 +404,8 @@ class Processes:
     def addresses(self, servers: range) -> tuple[str, ...]:
         """Bulk addresses of the servers with these indices, '' where one is away."""
         ready = self._ready
-        found = [ready(index) for index in servers]
-        return tuple([process.bulk_address if process is not None else "" for process in found])
+        processes = [ready(index) for index in servers]
+        return tuple([process.bulk_address if process is not None else "" for process in processes])
 
     def away(self, servers: range) -> list[int]:
         """Those of these indices whose servers are not ready."""

@@ -64,10 +64,10 @@ class Window:
         """The newest so many intervals; None if there are fewer."""
         if self.count < count:
             return None
-        found = Window(self.processes)
-        found.intervals.extend(list(self.intervals)[-count:])
-        found.waited.extend(list(self.waited)[-count:])
-        return found
+        window = Window(self.processes)
+        window.intervals.extend(list(self.intervals)[-count:])
+        window.waited.extend(list(self.waited)[-count:])
+        return window
 
     @property
     def count(self) -> int:
@@ -87,7 +87,7 @@ class Window:
     @property
     def waiting(self) -> float | None:
         """The median of `Interval.waiting`; None if none is known."""
-        known = [one for one in self.waited if one is not None]
+        known = [share for share in self.waited if share is not None]
         return median(known) if known else None
 
     @property
@@ -112,19 +112,19 @@ def evidence(few: Window, many: Window, needed: float) -> float:
 
 def numbers_of(before: Window, after: Window | None = None) -> dict[str, float]:
     """Rates with their standard errors, for programs."""
-    found: dict[str, float] = {
+    numbers: dict[str, float] = {
         "before": before.processes,
         "before_records_per_s": before.rate,
         "before_error": before.error,
     }
     if after is not None and after.count > 1:
-        found |= {
+        numbers |= {
             "after": after.processes,
             "after_records_per_s": after.rate,
             "after_error": after.error,
             "gain": gain(before, after),
         }
-    return found
+    return numbers
 
 
 def rate_words(window: Window) -> str:

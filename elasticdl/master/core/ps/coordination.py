@@ -72,7 +72,7 @@ class PsCoordination:
 
     def recall(self, why: str) -> None:
         held = self._context.work.held.values() if self._context.work else ()
-        for name in dict.fromkeys(one.worker for one in held if one.stage is Stage.LEASED):
+        for name in dict.fromkeys(lease.worker for lease in held if lease.stage is Stage.LEASED):
             self._leasing.revocation.revoke(name, why)
 
     def unknown_leases(self, reported: set[LeaseKey], held: set[LeaseKey]) -> set[LeaseKey]:
@@ -90,7 +90,9 @@ class PsCoordination:
             self._evaluation.view,
             exporting.view,
         )
-        self._context.orders.give(KeepSnapshots(tuple(one for one in wanted if one is not None)))
+        self._context.orders.give(
+            KeepSnapshots(tuple(snapshot for snapshot in wanted if snapshot is not None))
+        )
         if renamed := self._snapshots.take_again():
             self._evaluation.recut(*renamed)
             self._checkpointing.recut(*renamed)
@@ -223,7 +225,7 @@ class PsCoordination:
         }
         export = context.export.task if context.export else None
         singletons = (current.summary if current else None, export)
-        busy |= {one.holder for one in singletons if one and one.holder}
+        busy |= {task.holder for task in singletons if task and task.holder}
         workers = context.processes.live_workers()
         idle = any(worker.up and worker.name not in busy for worker in workers)
         return self._leasing.idle_reason() if idle else ""

@@ -30,12 +30,12 @@ def outlook_of(context: JobContext, leasing: Leasing) -> Outlook:
     if context.phase is not Phase.WORKING or held_up:
         return Outlook(leases, held=held_up)
     ready = frozenset(
-        one.name
-        for one in context.processes.live_workers()
+        worker.name
+        for worker in context.processes.live_workers()
         # All its leases may wait for this very step: those of bad records only bring no gradient.
-        if one.up and not leasing.has_most(one.name)
+        if worker.up and not leasing.has_most(worker.name)
         # It gets no shard before the export is over, which takes as long as many steps.
-        if not leasing.exporting.holds(one.name)
+        if not leasing.exporting.holds(worker.name)
     )
     return Outlook(leases, ready, min(returning, default=None), _available(work))
 

@@ -119,9 +119,9 @@ class Resizing:
             text = f"cannot change the number of parameter servers to {number}: {why_not}"
             context.orders.announce("scale", text, level="warning")
             return
-        said = amount(number, "parameter server")
+        servers_text = amount(number, "parameter server")
         now = "as now" if number == context.servers else f"instead of {context.servers}"
-        text = f"{said} requested, {now}"
+        text = f"{servers_text} requested, {now}"
         context.orders.announce("scale", text, details={"servers": number})
         context.server_range, self._by_person = ServerRange.just(number), True
         self._request(number)
@@ -134,8 +134,8 @@ class Resizing:
         self._wanted, self._failures, self._retry_at_s = number, 0, self._context.now_s
         move = self._move
         if move is not None and not move.sealed and move.to.number != number:
-            said = amount(number, "parameter server")
-            self._withdraw(move, f"{said} were requested meanwhile")
+            servers_text = amount(number, "parameter server")
+            self._withdraw(move, f"{servers_text} were requested meanwhile")
 
     @property
     def under_way(self) -> bool:
@@ -206,7 +206,7 @@ class Resizing:
             late_s = f"{LOAD_LIMIT_S:.0f} s"
             return f"loading took more than {late_s}" if lasted_s > LOAD_LIMIT_S else ""
         present = self._going(self._context.server_map)
-        up = tuple(one.name for one in present if one.life is Life.READY)
+        up = tuple(server.name for server in present if server.life is Life.READY)
         if up != move.sealed:
             # The next process of a sealed server may admit pushes.
             lost = next(name for name in move.sealed if name not in up)
@@ -236,11 +236,11 @@ class Resizing:
 
     def _going(self, servers: ServerMap) -> list[Process]:
         """Those of these servers that live."""
-        found = (self._context.processes.server(index) for index in servers.indices)
-        return [one for one in found if one is not None]
+        processes = (self._context.processes.server(index) for index in servers.indices)
+        return [process for process in processes if process is not None]
 
     def _restored(self, move: Move) -> int:
-        return sum(one.attached for one in self._going(move.to))
+        return sum(server.attached for server in self._going(move.to))
 
     def _commit(self, move: Move) -> None:
         """Change the map: workers follow, and the sealed servers end."""
@@ -337,7 +337,11 @@ class Resizing:
         """Undo the seal of an earlier master, and begin again: it may have died in the middle."""
         # The order may not have reached servers whose parameters had moved.
         going, is_spare = self._context.processes.going, self._context.is_spare
-        moved = [one.name for one in going.values() if one.finished and is_spare(one.name)]
+        moved = [
+            process.name
+            for process in going.values()
+            if process.finished and is_spare(process.name)
+        ]
         if moved:
             self._context.orders.give(FinishServers(tuple(moved)))
         if self._kept is not None:
@@ -416,7 +420,7 @@ class Resizing:
             if not move.prepares:
                 self._load(move)
         elif ours:
-            names = tuple(one.name for one in self._going(move.to))
+            names = tuple(server.name for server in self._going(move.to))
             now_s = self._context.now_s
             self._move = replace(move, stage=Stage.RESTORING, version=event.version, saved_s=now_s)
             self._context.orders.give(RestoreServers(names, event.path))
@@ -425,7 +429,7 @@ class Resizing:
         """Have the new servers load the newest checkpoint. They load one at a time."""
         move = self._move = replace(move, base=move.newest, loaded=frozenset())
         self._hold(move)
-        names = tuple(one.name for one in self._going(move.to))
+        names = tuple(server.name for server in self._going(move.to))
         self._context.orders.give(LoadServers(names, move.newest))
 
     def _hold(self, move: Move) -> None:

@@ -185,7 +185,7 @@ class RollingBack:
         names = reversed(context.processes.all)
         # Any of them: the newest has trained, or the checkpoint has no more than is known.
         worker = next(
-            (one for one in names if one.role is Role.WORKER), ProcessName(Role.WORKER, 0)
+            (name for name in names if name.role is Role.WORKER), ProcessName(Role.WORKER, 0)
         )
         repeated = restore_ledger(context, self._evaluation, to.ledger, worker)
         self._at(to.version)

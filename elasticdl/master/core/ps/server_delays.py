@@ -55,7 +55,7 @@ class ServerDelays:
         """A worker reported its gauges; it counts the servers from 0, and `first` is its first."""
         values = [gauges.get(name) for name in ("slowest_ps", "slowest_ps_ms", "other_ps_ms")]
         server, took_ms, others_ms = (
-            one if one is not None and one >= 0.0 else None for one in values
+            value if value is not None and value >= 0.0 else None for value in values
         )
         if server is None or took_ms is None or others_ms is None or server > 1e6:
             return
@@ -67,20 +67,20 @@ class ServerDelays:
 
     def tick(self, at_s: float) -> ServerDelayed | None:
         """Return the server that most workers have waited for since ten seconds, if that is new."""
-        fresh = [one for one in self._claims.values() if at_s - one.at_s < _FRESH_S]
-        votes = Counter(one.server for one in fresh if one.slow)
+        fresh = [claim for claim in self._claims.values() if at_s - claim.at_s < _FRESH_S]
+        votes = Counter(claim.server for claim in fresh if claim.slow)
         server, count = votes.most_common(1)[0] if votes else (None, 0)
-        found = server if 2 * count > len(fresh) else None
-        if found != self._found:
-            self._found, self._since_s = found, at_s
-        if found == self._told or at_s - self._since_s < _LASTS_S:
+        slowest = server if 2 * count > len(fresh) else None
+        if slowest != self._found:
+            self._found, self._since_s = slowest, at_s
+        if slowest == self._told or at_s - self._since_s < _LASTS_S:
             return None
-        self._told = found
-        if found is None:
+        self._told = slowest
+        if slowest is None:
             return ServerDelayed(at_s)
-        of_it = [one for one in fresh if one.slow and one.server == found]
+        of_it = [claim for claim in fresh if claim.slow and claim.server == slowest]
         took_ms, others_ms = (
-            median_low(one.took_ms for one in of_it),
-            median_low(one.others_ms for one in of_it),
+            median_low(claim.took_ms for claim in of_it),
+            median_low(claim.others_ms for claim in of_it),
         )
-        return ServerDelayed(at_s, found, took_ms, others_ms)
+        return ServerDelayed(at_s, slowest, took_ms, others_ms)

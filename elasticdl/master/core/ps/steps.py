@@ -164,7 +164,11 @@ class Steps:
         """
         self._asks.pop(worker, None)
         mine = [key for key in self._turns if key[0] == worker]
-        dropped = [made.sequence for key in mine if (made := self._turns.pop(key)) is not None]
+        dropped = [
+            contribution.sequence
+            for key in mine
+            if (contribution := self._turns.pop(key)) is not None
+        ]
         return dropped
 
     def forget(self, worker: ProcessName) -> None:
@@ -173,7 +177,9 @@ class Steps:
 
     def applying(self, worker: ProcessName) -> list[int]:
         """Pushes of a worker in the step that is being applied."""
-        return [one.sequence for one in self._closing if one.worker == worker]
+        return [
+            contribution.sequence for contribution in self._closing if contribution.worker == worker
+        ]
 
     def involved(self) -> set[ProcessName]:
         """Workers with a turn in the open step."""
@@ -185,7 +191,7 @@ class Steps:
         """Give turns to waiting workers."""
         if self._closing or outlook.held:
             return []
-        given = []
+        turns = []
         busy = self._busy(outlook)
         limit = max(self._full, min(self._full + self._backups, len(busy)))
         counts = Counter(worker for worker, _ in self._turns)
@@ -193,7 +199,7 @@ class Steps:
             self._epoch = None
         # Whoever has fewest turns first; an empty step takes the lowest epoch.
         for worker, ask in sorted(
-            self._asks.items(), key=lambda one: (one[1].epoch, counts[one[0]], one[1].order)
+            self._asks.items(), key=lambda item: (item[1].epoch, counts[item[0]], item[1].order)
         ):
             if self._epoch is None and self._may_come(ask.epoch - 1, outlook):
                 # A step of this epoch would close without the rest of the epoch before.
@@ -210,21 +216,23 @@ class Steps:
             self._turns[worker, ask.number] = None
             counts[worker] += 1
             del self._asks[worker]
-            given.append(Turn(worker, ask.number, self.step))
-        return given
+            turns.append(Turn(worker, ask.number, self.step))
+        return turns
 
     def complete(self, outlook: Outlook) -> tuple[Contribution, ...]:
         """Return the gradients of the open step if it is complete; `applied` must follow."""
         if self._closing or self._epoch is None:
             return ()
-        made = [one for one in self._turns.values() if one is not None]
-        if not made:
+        contributions = [
+            contribution for contribution in self._turns.values() if contribution is not None
+        ]
+        if not contributions:
             return ()
-        if len(made) < self._full:
-            computing = len(self._turns) > len(made)
+        if len(contributions) < self._full:
+            computing = len(self._turns) > len(contributions)
             if computing or self._may_come(self._epoch, outlook) or self._eligible():
                 return ()
-        self._closing = tuple(made[: self._full])
+        self._closing = tuple(contributions[: self._full])
         # Who still computes is too late.
         self._turns.clear()
         self._epoch = None
@@ -242,7 +250,7 @@ class Steps:
 
     def missing(self, outlook: Outlook) -> set[ProcessName]:
         """Workers that the open step waits for."""
-        computing = {key[0] for key, one in self._turns.items() if one is None}
+        computing = {key[0] for key, contribution in self._turns.items() if contribution is None}
         coming = {
             worker
             for worker in self._busy(outlook) - self.involved()
@@ -252,16 +260,19 @@ class Steps:
 
     def why_open(self, outlook: Outlook) -> str:
         """Why the open step is not complete, in words; '' if nobody waits for it."""
-        made = [one.worker for one in self._turns.values() if one is not None]
-        if self._closing or not (made or self._asks):
+        contributors = [
+            contribution.worker for contribution in self._turns.values() if contribution is not None
+        ]
+        if self._closing or not (contributors or self._asks):
             return ""
-        computing = {key[0] for key, one in self._turns.items() if one is None}
+        computing = {key[0] for key, contribution in self._turns.items() if contribution is None}
         missing = [
             f"{worker} computes its gradient" if worker in computing else f"{worker} reads"
             for worker in sorted(self.missing(outlook))
         ] or ["shards of other workers are being leased again"]
         return (
-            f"step {self.step} has {len(made)} of {self._full} gradients: {', '.join(missing[:4])}"
+            f"step {self.step} has {len(contributors)} of {self._full} gradients:"
+            f" {', '.join(missing[:4])}"
         )
 
     def _busy(self, outlook: Outlook) -> set[ProcessName]:

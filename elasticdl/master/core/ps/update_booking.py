@@ -54,7 +54,7 @@ class UpdateBooking:
         account = self._context.updates
         if not event.met:
             return account.reported(event, {})
-        names = {one.bulk_address: one.name for one in self._context.processes.servers}
+        names = {server.bulk_address: server.name for server in self._context.processes.servers}
         met = {names[at]: last for at, last in event.met.items() if at in names}
         before = account.lost_of(event.worker)
         account.reported(event, met)
@@ -101,7 +101,7 @@ class UpdateBooking:
             # Workers may not have reported their last pushes yet, and a heartbeat may be newer.
             lost = max(lost, known - restored)
         saved = self._checkpointing.complete.saved
-        unread, newest = "", max((one.version for one in saved), default=0)
+        unread, newest = "", max((checkpoint.version for checkpoint in saved), default=0)
         if restored < newest:
             unread = f"; it could not read the checkpoint of version {newest}: see its log"
         text, details, level = f"{event.name} restored version {restored}", {}, "info"

@@ -184,7 +184,7 @@ class RingCoordination:
             return
         members, numbers = self._slowest_first(), self._numbers()
         since_s = max(
-            (one.busy_since_s for one in map(context.worker, members) if one),
+            (member.busy_since_s for member in map(context.worker, members) if member),
             default=context.phase_since_s,
         )
         if work.halting:
@@ -213,18 +213,18 @@ class RingCoordination:
     def _numbers(self) -> str:
         """`booked 18,880 of 20,000 records, step 944; worker-0 is at step 1,000, item 9`."""
         context = self._context
-        found = (
+        parts = (
             [f"{booked(context.work)}, step {context.acknowledged_version:,}"]
             if context.work
             else []
         )
-        for name in self._generations.members[: MOST_NAMED + 1 - len(found)]:
+        for name in self._generations.members[: MOST_NAMED + 1 - len(parts)]:
             position = self._generations.position(name)
             if position is None:
-                found.append(f"{name} has not reported its position")
+                parts.append(f"{name} has not reported its position")
             else:
-                found.append(f"{name} is at step {position.version:,}, item {position.number}")
-        return "; ".join(found)
+                parts.append(f"{name} is at step {position.version:,}, item {position.number}")
+        return "; ".join(parts)
 
     def _slowest_first(self) -> tuple[ProcessName, ...]:
         """Members in the order of their steps, the slowest first; at the same step by rank."""
@@ -249,7 +249,7 @@ class RingCoordination:
     def booked_all(self) -> bool:
         at = [self._generations.position(name) for name in self._generations.members]
         booked_version = self._context.acknowledged_version
-        return all(one is not None and one.version == booked_version for one in at)
+        return all(position is not None and position.version == booked_version for position in at)
 
     @property
     def can_form_again(self) -> bool:

@@ -97,11 +97,11 @@ class GenerationPublisher:
         if self.present is None:
             workers = self._context.processes.live_workers()
             unready = (
-                one.name
-                for one in workers
-                if (report := self._reports.get(one.name)) is None or report.free_since_s is None
+                worker.name
+                for worker in workers
+                if (report := self._reports.get(worker.name)) is None or report.free_since_s is None
             )
-            return tuple(unready) or tuple(one.name for one in workers)
+            return tuple(unready) or tuple(worker.name for worker in workers)
         number = self.present.number
         reports = ((name, self._reports.get(name)) for name in self.present.members)
         return tuple(name for name, report in reports if report is None or report.entered < number)
@@ -204,7 +204,7 @@ class GenerationPublisher:
             process for process in self._context.processes.live_workers() if process.name != name
         )
         if name not in self._holders or any(
-            one.life is Life.READY and one.name in self._holders for one in others
+            other.life is Life.READY and other.name in self._holders for other in others
         ):
             return ""
         return (
@@ -384,13 +384,13 @@ class GenerationPublisher:
 
     def _coming(self) -> int:
         """Workers that are expected to become ready."""
-        found = 0
+        coming = 0
         for process in self._context.processes.live_workers():
             report = self._reports.get(process.name)
-            found += process.life is not Life.REFUSED and (
+            coming += process.life is not Life.REFUSED and (
                 report is None or (report.free_since_s is None and not report.entered)
             )
-        return found
+        return coming
 
     def _listed(self) -> str:
         return ", ".join(map(str, self.members))

@@ -91,10 +91,10 @@ class RingWork:
 
     def item(self, number: int) -> WorkItem | None:
         """The item of that number; made now if it is the next one and the ring has work."""
-        found = next((item for item in self._items if item.number == number), None)
-        if found is None and number == self.next_number and not self.halting:
-            found = self._append()
-        return self._as_work_item(found) if found else None
+        item = next((item for item in self._items if item.number == number), None)
+        if item is None and number == self.next_number and not self.halting:
+            item = self._append()
+        return self._as_work_item(item) if item else None
 
     def present(self, number: int) -> WorkItem | None:
         """The item that the ring trains on now (0), or the unfinished item of that number.
@@ -106,8 +106,8 @@ class RingWork:
             if self.halting
             else (item for item in self._items if item.steps_left and number in (0, item.number))
         )
-        found = next(iter(left), None)
-        return self._as_work_item(found) if found else None
+        item = next(iter(left), None)
+        return self._as_work_item(item) if item else None
 
     @property
     def standing(self) -> bool:
@@ -136,13 +136,13 @@ class RingWork:
 
     def offsets_at(self, snapshot: SnapshotId) -> dict[ShardId, int]:
         """The position in each shard that the ring holds at a checkpoint mark."""
-        found: dict[ShardId, int] = {}
+        offsets: dict[ShardId, int] = {}
         for item in self._items:
             if item.snapshot == snapshot:
                 break
             if item.held is not None:
-                found[item.held.piece.shard.id] = item.end
-        return found
+                offsets[item.held.piece.shard.id] = item.end
+        return offsets
 
     def _append(self) -> Item | None:
         context, paused = self._context, bool(self._items) and self._items[-1].mark is Barrier.PAUSE
