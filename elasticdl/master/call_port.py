@@ -55,10 +55,10 @@ class CallPort:
     @classmethod
     def of(cls, environment: MasterEnvironment) -> Self:
         """Make it; nobody listens yet."""
-        made = certificates(environment)
+        job_certificates = certificates(environment)
         proof = partial(proof_of, token=environment.token)
-        server = CallServer(proof, made.own, term=environment.term)
-        return cls(environment, made, server)
+        server = CallServer(proof, job_certificates.own, term=environment.term)
+        return cls(environment, job_certificates, server)
 
     async def __aenter__(self) -> Self:
         return self

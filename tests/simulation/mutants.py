@@ -331,14 +331,14 @@ MUTANTS = (
         "an answer that was lost is not given again",
         "both",
         "master.gateway.lease_polls:LeasePolls.poll",
-        "if given is not None and given.sequence == sequence:",
+        "if last is not None and last.sequence == sequence:",
         "if False:",
     ),
     Mutant(
         "a lease that reached nobody is lost",
         "both",
         "master.gateway.lease_polls:LeasePolls._abandon",
-        "if given is not None and given.taker is poll:",
+        "if last is not None and last.taker is poll:",
         "if False:",
     ),
     Mutant(

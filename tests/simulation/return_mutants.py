@@ -51,7 +51,7 @@ RETURN_MUTANTS = (
         "a server has made a step of an earlier master without its gradients",
         STEPS,
         "master.gateway.step_turns:StepTurns._recover",
-        "len(_pushes_of(one, newest)) == len(pushes)",
+        "len(_pushes_of(steps, newest)) == len(pushes)",
         "True",
     ),
 )

@@ -125,14 +125,14 @@ TAKEOVER_MUTANTS = (
         "processes of an earlier master are strangers",
         "both",
         "master.gateway.process_gateway:ProcessGateway.restore",
-        "self.sessions.restore(one, presence.version)",
+        "self.sessions.restore(process, presence.version)",
         "pass",
     ),
     Mutant(
         "servers of an earlier master cannot be reached",
         SERVERS,
         "master.gateway.process_gateway:ProcessGateway.restore",
-        "self._registry.attach(one.name, one.control_address)",
+        "self._registry.attach(process.name, process.control_address)",
         "pass",
     ),
     Mutant(

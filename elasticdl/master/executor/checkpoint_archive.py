@@ -186,8 +186,8 @@ class CheckpointArchive:
                 raise copies.none_in(place)
             return there
         folder, not_fetched = self._fetched(place) if is_address(place) else (Path(place), ())
-        found = directories.require(folder.resolve())
-        return replace(found, rejected=(*not_fetched, *found.rejected))
+        checkpoint = directories.require(folder.resolve())
+        return replace(checkpoint, rejected=(*not_fetched, *checkpoint.rejected))
 
     def _fetched(self, place: str) -> tuple[Path, tuple[str, ...]]:
         """Where a checkpoint at an address is on disk, and why newer ones were passed over."""
@@ -359,9 +359,9 @@ def manifest_of(command: SaveSnapshot, saved: Sequence[ServerSaved]) -> Manifest
             servers=len(saved) if spec else 0,
             parameters=ParametersSpec.model_validate_json(spec) if spec else None,
             files=tuple(
-                PartFile(name=one.name, bytes=one.bytes, checksum=one.checksum)
+                PartFile(name=file.name, bytes=file.bytes, checksum=file.checksum)
                 for part in saved
-                for one in part.files
+                for file in part.files
             ),
             rows=sum(part.rows for part in saved),
             ledger=command.ledger,

@@ -86,8 +86,8 @@ class DirectoryPlace:
             _LOG.warning("cannot remove old checkpoints in %s: %s", self._checkpoints, error)
 
     def newest(self) -> FoundCheckpoint | None:
-        if (found := directories.newest(self._checkpoints)) is not None:
-            return found
+        if (checkpoint := directories.newest(self._checkpoints)) is not None:
+            return checkpoint
         if damaged := incomplete_checkpoint(self._checkpoints):
             raise Corrupted(
                 f"no usable checkpoint in {self._checkpoints}: {damaged} has no manifest",

@@ -235,8 +235,8 @@ class Executor:
     async def _fence(self, worker: ProcessName) -> None:
         self._gateway.leave(worker, "was fenced")
         answers = await self._deps.fences.fence(str(worker))
-        applied = tuple(one.applied if one is not None else None for one in answers)
-        sequences = tuple(one.sequence if one is not None else None for one in answers)
+        applied = tuple(answer.applied if answer is not None else None for answer in answers)
+        sequences = tuple(answer.sequence if answer is not None else None for answer in answers)
         self._queue.post(happened.WorkerFenced(self._queue.at_s(), worker, applied, sequences))
 
     async def _cut(self, command: do.TakeSnapshot) -> None:

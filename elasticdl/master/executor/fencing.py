@@ -38,7 +38,9 @@ class Fences:
         while True:
             indices = self._registry.indices
             # Servers that stand by may have the parameters soon.
-            spare = [one for one in self._registry.attached() if one.name.index not in indices]
+            spare = [
+                server for server in self._registry.attached() if server.name.index not in indices
+            ]
             # A server that answers in the middle of a step would deny a push that it then applies.
             async with self._between_steps:
                 answers = await asyncio.gather(
@@ -47,7 +49,10 @@ class Fences:
                 await asyncio.gather(*(self._ask(server, worker) for server in spare))
             if self._registry.indices == indices:
                 break
-        known = (one if one is not None and one.applied is not None else None for one in answers)
+        known = (
+            answer if answer is not None and answer.applied is not None else None
+            for answer in answers
+        )
         return tuple(known)
 
     async def _ask_index(self, index: int, worker: str) -> Fenced | None:

@@ -289,9 +289,9 @@ def _made(sequences: Mapping[str, int]) -> dict[str, int]:
 async def _all(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """Return all results, or raise the first error after every call has ended."""
     results = await asyncio.gather(*calls, return_exceptions=True)
-    found: list[T] = []
+    values: list[T] = []
     for result in results:
         if isinstance(result, BaseException):
             raise result
-        found.append(result)
-    return found
+        values.append(result)
+    return values

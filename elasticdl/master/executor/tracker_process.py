@@ -109,9 +109,9 @@ class TrackerProcess:
         while line := await process.stdout.readline():
             with suppress(ValueError, KeyError, TypeError):
                 event = json.loads(line)
-                told = Announce(str(self._what), str(event["text"]), level=str(event["level"]))
+                news = Announce(str(self._what), str(event["text"]), level=str(event["level"]))
                 # The job's last event is its end.
-                announce(told) if not self._ending else _LOG.info("%s: %s", told.level, told.text)
+                announce(news) if not self._ending else _LOG.info("%s: %s", news.level, news.text)
         code = await process.wait()
         if not self._ending and self._process is process:
             announce(self._warning(f"ended by {exit_words(code)}: see the master's log"))

@@ -75,10 +75,10 @@ class LeasePolls:
         """
         # A repeated sequence number: the first answer was lost on its way. Without this the core
         # would hold a lease that the worker never got.
-        given = self._given.get(worker)
-        if given is not None and given.sequence == sequence:
-            given.taker = None
-            return given.answer
+        last = self._given.get(worker)
+        if last is not None and last.sequence == sequence:
+            last.taker = None
+            return last.answer
         # A singleton task that an earlier call did not take; the core still counts this worker as
         # its holder.
         kept = self._kept.pop(worker, None)
@@ -192,11 +192,11 @@ class LeasePolls:
 
     def _abandon(self, worker: ProcessName, poll: _Poll) -> None:
         """Return an answer whose call ended without a reply and was not repeated."""
-        given = self._given.get(worker)
+        last = self._given.get(worker)
         # A repeat of the call may have taken the answer meanwhile; then it is delivered.
-        if given is not None and given.taker is poll:
+        if last is not None and last.taker is poll:
             del self._given[worker]
-            self._return(worker, given.answer)
+            self._return(worker, last.answer)
 
     def _return(self, worker: ProcessName, answer: LeaseAnswer) -> None:
         if isinstance(answer, Lease) and answer.shard is None:

@@ -131,14 +131,14 @@ class ProcessGateway:
         for name in presence.gone:
             self.sessions.leave(name, "has ended")
         self._registry.expect_all()
-        for one in presence.attached:
-            self.sessions.restore(one, presence.version)
-            if one.name.role is Role.PS:
-                self._registry.attach(one.name, one.control_address)
+        for process in presence.attached:
+            self.sessions.restore(process, presence.version)
+            if process.name.role is Role.PS:
+                self._registry.attach(process.name, process.control_address)
         for name, session in self.sessions:
             # They know the period that the earlier master told them.
             session.heartbeat_s = self.period_s(name)
-        self.returning.expect(one.name for one in presence.attached)
+        self.returning.expect(process.name for process in presence.attached)
         self._fences.restore(map(str, presence.fenced))
         if self.ring is not None:
             self.ring.restore(presence.members, presence.saving)
@@ -161,7 +161,7 @@ class ProcessGateway:
 
     # messages of processes
 
-    async def attach_again(self, name: ProcessName, instance: str, told: Returning) -> bool:
+    async def attach_again(self, name: ProcessName, instance: str, returning: Returning) -> bool:
         """Attach a process of an earlier master; return when the core knows of it.
 
         False if it had not attached there: it is to attach as a new process. Raises Refused for
@@ -171,12 +171,12 @@ class ProcessGateway:
             return False
         if refusal := self.sessions.refusal(name, instance):
             raise Refused(refusal)
-        self.sessions.claim(name, instance).control_address = told.control_address
+        self.sessions.claim(name, instance).control_address = returning.control_address
         self.sessions.heard(name)
-        self.leases.restore(name, told.revocation)
+        self.leases.restore(name, returning.revocation)
         if self.turns is not None and name.role is Role.WORKER:
-            self.turns.restore(name, told.revocation, told.unsettled)
-        await self._queue.post(ProcessReturned(self._queue.at_s(), name, told.received))
+            self.turns.restore(name, returning.revocation, returning.unsettled)
+        await self._queue.post(ProcessReturned(self._queue.at_s(), name, returning.received))
         self.returning.came(name)
         return True
 
@@ -420,9 +420,9 @@ class ProcessGateway:
     def _server_reported(self) -> None:
         """Report the version of the least advanced server, unless a server is absent."""
         versions = [
-            one.version
-            for name, one in self.sessions.servers()
-            if one.announced and name.index in self._registry.indices
+            session.version
+            for name, session in self.sessions.servers()
+            if session.announced and name.index in self._registry.indices
         ]
         if len(versions) == self._registry.number and min(versions) != self._version:
             self._version = min(versions)

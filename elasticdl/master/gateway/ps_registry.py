@@ -160,10 +160,10 @@ class PsRegistry:
 
     async def leave(self, name: ProcessName) -> None:
         """Remove an ended or given-up server: calls to it end."""
-        ended = [one for one in self._replaced if one.name == name]
-        self._replaced = [one for one in self._replaced if one.name != name]
-        for one in ended:
-            await one.control.close()
+        ended = [replaced for replaced in self._replaced if replaced.name == name]
+        self._replaced = [replaced for replaced in self._replaced if replaced.name != name]
+        for replaced in ended:
+            await replaced.control.close()
         server = self._servers.get(name.index)
         if server is None or server.name != name:
             return

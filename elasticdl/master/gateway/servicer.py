@@ -277,11 +277,11 @@ class MasterService:
         name, turns = await self._of_steps(call)
         if not 0 <= request.examples <= _MOST_EXAMPLES or min(request.number, request.sequence) < 0:
             _invalid(call, f"{name} ended a turn with {request}")
-        made = None
+        contribution = None
         if request.sequence:
-            made = Contribution(name, request.sequence, request.examples)
+            contribution = Contribution(name, request.sequence, request.examples)
         lease = name, ShardId(request.applied.shard), request.applied.attempt
-        accepted = await turns.end(name, request.number, made, lease, last=request.last)
+        accepted = await turns.end(name, request.number, contribution, lease, last=request.last)
         return pb.EndTurnReply(accepted=accepted)
 
     async def Report(self, request: pb.ReportRequest, call: Call) -> pb.ReportReply:

@@ -200,10 +200,10 @@ class Sessions:
     def take_spent_s(self, name: ProcessName | None = None) -> dict[str, dict[str, float]]:
         """Return the workers' accounts of their time that were not taken yet, or those of one."""
         taken = {}
-        for one in self._present if name is None else (name,):
-            session = self._present.get(one)
+        for worker in self._present if name is None else (name,):
+            session = self._present.get(worker)
             if session is not None and session.spent_s:
-                taken[str(one)], session.spent_s = session.spent_s, {}
+                taken[str(worker)], session.spent_s = session.spent_s, {}
         return taken
 
     def peak_bytes(self, name: ProcessName) -> int | None:

@@ -104,9 +104,9 @@ class StepTurns:
         async with self._between_steps:
             indexes = range(self._registry.number)
             answers = await asyncio.gather(*(self._recent_on(index) for index in indexes))
-            recent = [one for _, one in answers]
-            newest = max((one.newest for one in recent if one is not None), default=0)
-            pushes = max((_pushes_of(one, newest) for one in recent), key=len, default=())
+            recent = [steps for _, steps in answers]
+            newest = max((steps.newest for steps in recent if steps is not None), default=0)
+            pushes = max((_pushes_of(steps, newest) for steps in recent), key=len, default=())
             named = [
                 Contribution(ProcessName.parse(worker), sequence, examples)
                 for worker, sequence, examples in pushes
@@ -114,8 +114,8 @@ class StepTurns:
             # The master was killed between two servers: the others still have the gradients.
             behind = [
                 index
-                for index, one in enumerate(recent)
-                if one is not None and one.newest == newest - 1
+                for index, steps in enumerate(recent)
+                if steps is not None and steps.newest == newest - 1
             ]
             await asyncio.gather(
                 *(self._apply_by(self._registry.holder(index), newest, named) for index in behind)
@@ -124,9 +124,9 @@ class StepTurns:
                 await self._recent_on(index) if index in behind else answer
                 for index, answer in enumerate(answers)
             ]
-            self._recent = [one for _, one in answers]
+            self._recent = [steps for _, steps in answers]
         # One that had lost its memory applies a step, too, but without the gradients.
-        complete = all(len(_pushes_of(one, newest)) == len(pushes) for one in self._recent)
+        complete = all(len(_pushes_of(steps, newest)) == len(pushes) for steps in self._recent)
         if newest > known:
             # Those that answered: another one may have come back without that step since.
             self._post_applied(newest, [server for server, _ in answers], complete=complete)
@@ -159,7 +159,9 @@ class StepTurns:
         dropped = [sequence for sequence, all_or_some in on.items() if not all(all_or_some)]
         outcomes = self._outcomes_of(worker)
         outcomes.through = max(outcomes.through, *unsettled)
-        outcomes.version = max(outcomes.version, *(one.version for one in self._recent if one), 0)
+        outcomes.version = max(
+            outcomes.version, *(steps.version for steps in self._recent if steps), 0
+        )
         outcomes.dropped.extend(dropped)
         self._publish(worker)
         if dropped:
@@ -170,7 +172,7 @@ class StepTurns:
         """Whether a step of an earlier master has that push, by server."""
         if not self._recent or len(self._recent) != self._registry.number:
             return [False]
-        return [one is not None and one.has(str(worker), sequence) for one in self._recent]
+        return [steps is not None and steps.has(str(worker), sequence) for steps in self._recent]
 
     # calls of workers
 
@@ -221,7 +223,7 @@ class StepTurns:
             self._waits.came(worker, self._queue.at_s())
         if not accepted and contribution is not None:
             # Unless its lease was taken back already: the next one loses nothing.
-            if lease in (one.part for one in self._outlook().leases):
+            if lease in (held.part for held in self._outlook().leases):
                 self._drop(worker, "its gradient came too late for its step")
         elif last and worker not in self._barred:
             self._steps.read(lease)
@@ -276,7 +278,7 @@ class StepTurns:
             poll.set_result(turn.step)
         complete = self._steps.complete(outlook)
         if complete:
-            workers = [one.worker for one in complete]
+            workers = [contribution.worker for contribution in complete]
             waited = self._waits.completed(workers, self._opened_s, self._queue.at_s())
             if waited is not None:
                 self._queue.post(waited)
@@ -309,9 +311,9 @@ class StepTurns:
         servers = [holder.server for holder in holders]
         self._post_applied(step, servers, complete=None not in versions)
         pushes: dict[ProcessName, list[int]] = {}
-        for one in contributions:
-            pushes.setdefault(one.worker, []).append(one.sequence)
-        applied = [one for one in versions if one is not None]
+        for contribution in contributions:
+            pushes.setdefault(contribution.worker, []).append(contribution.sequence)
+        applied = [version for version in versions if version is not None]
         for worker, sequences in pushes.items():
             if len(applied) == self._registry.number:
                 outcomes = self._outcomes_of(worker)
@@ -325,7 +327,7 @@ class StepTurns:
 
     def _post_applied(self, step: int, servers: Sequence[Server | None], *, complete: bool) -> None:
         """Post the outcome of a step, before anything that workers may say of it."""
-        names = tuple(one.name for one in servers if one is not None)
+        names = tuple(server.name for server in servers if server is not None)
         self._queue.post(StepApplied(self._queue.at_s(), step, complete, names))
 
     async def _apply_by(
@@ -348,7 +350,10 @@ class StepTurns:
         self, server: Server, step: int, contributions: Sequence[Contribution]
     ) -> int | None:
         """Apply a step at one server; None if the server is gone."""
-        named = [(str(one.worker), one.sequence, one.examples) for one in contributions]
+        named = [
+            (str(contribution.worker), contribution.sequence, contribution.examples)
+            for contribution in contributions
+        ]
         return await server.answer(
             lambda control: control.apply_step(step, named, timeout_s=_ATTEMPT_S), f"step {step}"
         )
