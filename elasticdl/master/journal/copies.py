@@ -246,7 +246,9 @@ class CopiedJournal:
             return file.read()
 
     def _seal(self) -> str:
-        return self._place.seal({name: one.digest.hexdigest() for name, one in self._known.items()})
+        return self._place.seal(
+            {name: file.digest.hexdigest() for name, file in self._known.items()}
+        )
 
     def _whole(self) -> Change:
         """Return the change that makes a whole copy from nothing. Raises OSError."""
@@ -260,7 +262,7 @@ class CopiedJournal:
         if too_large := self._too_large():
             await self._drop_all(too_large)
         current = tuple(self._copies.items())
-        done = await asyncio.gather(*(self._continued(*one, change) for one in current))
+        done = await asyncio.gather(*(self._continued(*entry, change) for entry in current))
         for (holder, copy), confirmed in zip(current, done, strict=True):
             if not confirmed:
                 del self._copies[holder]
@@ -268,7 +270,7 @@ class CopiedJournal:
 
     def _too_large(self) -> str:
         """Say why no process can have a copy of this size; '' if it can. Warns in time."""
-        size, limit = sum(one.bytes for one in self._known.values()), self._limits.bytes
+        size, limit = sum(file.bytes for file in self._known.values()), self._limits.bytes
         text = f"a copy of the journal has {size:,} bytes, and can have {limit:,}"
         is_large, self._is_large = self._is_large, size > limit // 2
         if self._is_large and not is_large:
@@ -303,7 +305,7 @@ class CopiedJournal:
 
     async def _choose_holders(self) -> None:
         """Replace the holders that are gone or lack something, and record the current ones."""
-        for holder in [one for one in self._copies if not self._processes.lives(one.name)]:
+        for holder in [holder for holder in self._copies if not self._processes.lives(holder.name)]:
             await self._copies.pop(holder).close()
         wanted = self._wanted()
         while wanted and len(self._copies) < self._limits.holders:
@@ -323,27 +325,33 @@ class CopiedJournal:
         attached = [] if self._pauses() else self._processes.attached()
         # After a takeover those on record may not have attached again yet.
         kept = [
-            one
-            for one in self._perhaps_on_record
-            if self._processes.lives(one.name) and one not in self._failed
+            holder
+            for holder in self._perhaps_on_record
+            if self._processes.lives(holder.name) and holder not in self._failed
         ]
-        self._failed = {one for one in self._failed if self._processes.lives(one.name)}
-        return [one for one in dict.fromkeys((*kept, *attached)) if one not in self._copies]
+        self._failed = {holder for holder in self._failed if self._processes.lives(holder.name)}
+        return [
+            holder for holder in dict.fromkeys((*kept, *attached)) if holder not in self._copies
+        ]
 
-    def _rank(self, one: CopyHolder) -> tuple[bool, bool, bool]:
+    def _rank(self, holder: CopyHolder) -> tuple[bool, bool, bool]:
         """Of those that may have a copy, the lowest first."""
-        return one not in self._perhaps_on_record, one in self._failed, self._shares_node(one)
+        return (
+            holder not in self._perhaps_on_record,
+            holder in self._failed,
+            self._shares_node(holder),
+        )
 
-    def _shares_node(self, one: CopyHolder) -> bool:
+    def _shares_node(self, holder: CopyHolder) -> bool:
         """Whether another holder runs on the same node: both would be lost with it."""
-        node = self._processes.node(one.name)
+        node = self._processes.node(holder.name)
         return bool(node) and any(
-            self._processes.node(other.name) == node for other in self._copies if other != one
+            self._processes.node(other.name) == node for other in self._copies if other != holder
         )
 
     async def _spread(self, others: Sequence[CopyHolder]) -> None:
         """Replace a holder that shares its node, if another process has a node without a copy."""
-        doubled = next((one for one in self._copies if self._shares_node(one)), None)
+        doubled = next((holder for holder in self._copies if self._shares_node(holder)), None)
         if doubled is None or self._pauses():
             return
         # An earlier exchange may have been left with one more.
@@ -404,7 +412,7 @@ class CopiedJournal:
                     told_s = self._now_s()
                     _LOG.warning(
                         "waiting to record that %s lacks the newest part of the journal: %s",
-                        " and ".join(sorted(one.name for one in lacking)),
+                        " and ".join(sorted(holder.name for holder in lacking)),
                         error.message,
                     )
             await asyncio.sleep(self._limits.record_again_s)
@@ -417,7 +425,7 @@ class CopiedJournal:
     def _note_holders(self, *, had: bool) -> None:
         if self._copies:
             self._lost_s = math.inf
-            names = " and ".join(one.name for one in self._copies)
+            names = " and ".join(holder.name for holder in self._copies)
             _LOG.info("copies of the journal: %s", names)
         elif had:
             self._lost_s = self._now_s()

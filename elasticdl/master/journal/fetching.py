@@ -32,10 +32,10 @@ async def fetch(place: CopyPlace, directory: Path, limits: CopyLimits = _LIMITS)
         left = await _running(left, place)
         if not left:
             break
-        _LOG.warning("trying again: %s runs", " and ".join(sorted(one.name for one in left)))
+        _LOG.warning("trying again: %s runs", " and ".join(sorted(holder.name for holder in left)))
         await asyncio.sleep(limits.record_again_s)
     if copy is None:
-        named = " and ".join(f"{one.name} ({one.address})" for one in holders)
+        named = " and ".join(f"{holder.name} ({holder.address})" for holder in holders)
         _LOG.error("no copy of the journal can be read; on record: %s", named)
         return None
     make_private(directory)
@@ -51,14 +51,14 @@ async def _running(holders: set[CopyHolder], place: CopyPlace) -> set[CopyHolder
     except ElasticDLError as error:
         _LOG.warning("cannot look whether processes run: %s", error.message)
         return holders
-    return {one for one in holders if one.name in running}
+    return {holder for holder in holders if holder.name in running}
 
 
 async def _first_read(
     holders: set[CopyHolder], place: CopyPlace, limits: CopyLimits
 ) -> Copy | None:
     """Return a whole copy; if there is none, leave in `holders` those that did not answer."""
-    reading = [asyncio.ensure_future(_read(one, place, limits)) for one in tuple(holders)]
+    reading = [asyncio.ensure_future(_read(holder, place, limits)) for holder in tuple(holders)]
     try:
         for done in asyncio.as_completed(reading):
             holder, copy = await done

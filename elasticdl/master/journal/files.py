@@ -160,16 +160,22 @@ def term_path(directory: Path, run: int, term: int) -> Path:
 
 def needed(directory: Path, run: int) -> list[Path]:
     """Return the files from which a next master of the run restores the state. Raises OSError."""
-    newest = [one for one in images(directory) if one.run == run][-1:]
+    newest = [image for image in images(directory) if image.run == run][-1:]
     first = newest[0].segment if newest else 0
-    later = [one.path for one in segments(directory) if one.run == run and one.number >= first]
-    marks = [one for one in (start_path(directory, run), gap_path(directory, run)) if one.exists()]
-    return [*marks, *(one.path for one in newest), *later]
+    later = [
+        segment.path
+        for segment in segments(directory)
+        if segment.run == run and segment.number >= first
+    ]
+    marks = [
+        mark for mark in (start_path(directory, run), gap_path(directory, run)) if mark.exists()
+    ]
+    return [*marks, *(image.path for image in newest), *later]
 
 
 def is_name(name: str) -> bool:
     """Whether a file that `needed` returns can have this name."""
-    return any(one.fullmatch(name) for one in (_SEGMENT, _IMAGE, _MARK))
+    return any(pattern.fullmatch(name) for pattern in (_SEGMENT, _IMAGE, _MARK))
 
 
 def terms(directory: Path, run: int) -> list[int]:

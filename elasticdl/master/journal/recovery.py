@@ -116,9 +116,9 @@ class Recovery:
         end_s = time.monotonic() + limit_s
         for event in self._events:
             self._records += [
-                (event.at_s, one)
-                for one in self._core.handle(event)
-                if isinstance(one, Announce | RecordMetrics)
+                (event.at_s, command)
+                for command in self._core.handle(event)
+                if isinstance(command, Announce | RecordMetrics)
             ]
             if time.monotonic() > end_s:
                 return True
@@ -145,7 +145,7 @@ def replay(directory: Path) -> Iterator[Event]:
     It is how a developer reads a journal, and how tests check that events restore the state. Raises
     Corrupted.
     """
-    newest = max((one.run for one in files.segments(directory)), default=0)
+    newest = max((segment.run for segment in files.segments(directory)), default=0)
     if newest:
         yield from _all_events(directory, _parts(directory, newest))
 
@@ -156,8 +156,10 @@ def last_start(directory: Path) -> JobStarted | None:
     The event comes early in a run: only runs that did not get so far are read to their end. Raises
     OSError, Corrupted.
     """
-    for one in sorted(files.segments(directory), key=lambda one: (-one.run, one.number)):
-        for event in files.events_of(one.path, last=True) if one.number == 1 else ():
+    for segment in sorted(
+        files.segments(directory), key=lambda segment: (-segment.run, segment.number)
+    ):
+        for event in files.events_of(segment.path, last=True) if segment.number == 1 else ():
             if isinstance(event, JobStarted):
                 return event
     return None
@@ -171,8 +173,8 @@ def last_stop(directory: Path, run_name: str) -> StopRequested | None:
     newest, stop = _newest_of(directory, run_name), None
     if newest is None:
         return None
-    for one in (one for one in files.segments(directory) if one.run == newest.run):
-        for event in files.events_named(one.path, StopRequested.__name__):
+    for segment in (segment for segment in files.segments(directory) if segment.run == newest.run):
+        for event in files.events_named(segment.path, StopRequested.__name__):
             stop = event if isinstance(event, StopRequested) else stop
     return stop
 
@@ -189,22 +191,26 @@ class _Part:
 def _parts(directory: Path, run: int) -> list[_Part]:
     """Return the segments of a run that count. Raises OSError, Corrupted."""
     parts: list[_Part] = []
-    for one in files.segments(directory):
-        if one.run != run:
+    for segment in files.segments(directory):
+        if segment.run != run:
             continue
-        after = files.header_of(one.path).after
+        after = files.header_of(segment.path).after
         if after is not None:
             # An earlier master wrote the rest when it did not know yet that it was replaced.
             kept = [part for part in parts if part.segment.number <= after.segment]
             parts = [*kept[:-1], *(_Part(part.segment, after.bytes) for part in kept[-1:])]
-        parts.append(_Part(one, one.path.stat().st_size))
+        parts.append(_Part(segment, segment.path.stat().st_size))
     last = parts[-1].segment
     return [*parts[:-1], _Part(last, files.whole_bytes(last.path))]
 
 
 def _all_events(directory: Path, parts: Sequence[_Part]) -> Iterator[Event]:
-    numbers = [one.segment.number for one in parts]
-    present = {one.number for one in files.segments(directory) if one.run == parts[-1].segment.run}
+    numbers = [part.segment.number for part in parts]
+    present = {
+        segment.number
+        for segment in files.segments(directory)
+        if segment.run == parts[-1].segment.run
+    }
     if present != set(range(1, numbers[-1] + 1)):
         raise Corrupted(
             f"{directory}: run {parts[-1].segment.run} has segments {sorted(present)}, expected 1"
@@ -214,9 +220,9 @@ def _all_events(directory: Path, parts: Sequence[_Part]) -> Iterator[Event]:
 
 
 def _events(parts: Sequence[_Part], offset: int) -> Iterator[Event]:
-    for one in parts:
-        last = one is parts[-1]
-        yield from files.events_of(one.segment.path, last=last, offset=offset, end=one.end)
+    for part in parts:
+        last = part is parts[-1]
+        yield from files.events_of(part.segment.path, last=last, offset=offset, end=part.end)
         offset = 0
 
 
@@ -224,9 +230,9 @@ def _from_image(
     directory: Path, parts: Sequence[_Part], spec: JobSpec, limits: Limits
 ) -> tuple[JobState, Iterator[Event]] | None:
     """Return the newest readable image's state, and the events after it; None if there is none."""
-    ends = {one.segment.number: one.end for one in parts}
+    ends = {part.segment.number: part.end for part in parts}
     run = parts[-1].segment.run
-    for image in reversed([one for one in files.images(directory) if one.run == run]):
+    for image in reversed([image for image in files.images(directory) if image.run == run]):
         # An earlier master may have made one of a state in which nobody acts.
         if image.offset > ends.get(image.segment, -1):
             continue
@@ -235,7 +241,7 @@ def _from_image(
         except (OSError, ValueError, Corrupted) as error:
             _LOG.warning("cannot use %s: %s", image.path, error)
             continue
-        later = [one for one in parts if one.segment.number >= image.segment]
+        later = [part for part in parts if part.segment.number >= image.segment]
         return core, _events(later, image.offset)
     return None
 
@@ -246,7 +252,7 @@ def _read_image(directory: Path, image: Image, spec: JobSpec, limits: Limits) ->
     if not isinstance(begun, JobStarted):
         raise Corrupted(f"{start} has no JobStarted")
     code, _, plain = image.path.read_bytes().partition(b"\n")
-    told = files.parsed(code, str(image.path))
-    if told != {"format": files.FORMAT, "code": files.code_fingerprint()}:
+    header = files.parsed(code, str(image.path))
+    if header != {"format": files.FORMAT, "code": files.code_fingerprint()}:
         raise ValueError("other code wrote it")
     return JobState.from_image(spec, limits, begun, files.parsed(plain, str(image.path)))

@@ -93,8 +93,10 @@ class JournalFile:
         self._limits = limits
         self._now_s = now_s
         known = files.segments(directory)
-        self._run = run or max((one.run for one in known), default=0) + 1
-        self._segment = max((one.number for one in known if one.run == self._run), default=0)
+        self._run = run or max((segment.run for segment in known), default=0) + 1
+        self._segment = max(
+            (segment.number for segment in known if segment.run == self._run), default=0
+        )
         self._waiting: list[bytes] = []
         self._dirty = self._urgent = self._unconfirmed = False
         self._syncer = ThreadPoolExecutor(1, "journal")
@@ -213,7 +215,7 @@ class JournalFile:
         """
         try:
             newest = max(files.terms(self._directory, self._run), default=0)
-            later = any(one.run > self._run for one in files.segments(self._directory))
+            later = any(segment.run > self._run for segment in files.segments(self._directory))
         except OSError:
             return False
         if later:
@@ -239,7 +241,7 @@ class JournalFile:
     def _begin_image(self) -> None:
         """Write the state after all that is in the file, or have another process do that."""
         newest = files.images(self._directory)[-1:]
-        large = any(one.path.stat().st_size >= self._limits.beside_bytes for one in newest)
+        large = any(image.path.stat().st_size >= self._limits.beside_bytes for image in newest)
         if not large or self._failed_beside:
             self._failed_beside = False
             self._put_image()
@@ -370,16 +372,16 @@ class JournalFile:
     def _forget(self) -> None:
         """Remove the oldest segments beyond the limit, those of earlier runs first."""
         left = self._limits.kept_bytes
-        for one in reversed(files.segments(self._directory)):
-            left -= one.path.stat().st_size
+        for segment in reversed(files.segments(self._directory)):
+            left -= segment.path.stat().st_size
             if left < 0:
-                one.path.unlink()
-            if one.run < self._run:
+                segment.path.unlink()
+            if segment.run < self._run:
                 # Nobody continues an earlier run. What is of a later one belongs to its master.
-                files.start_path(self._directory, one.run).unlink(missing_ok=True)
-                files.gap_path(self._directory, one.run).unlink(missing_ok=True)
-                for term in files.terms(self._directory, one.run):
-                    files.term_path(self._directory, one.run, term).unlink(missing_ok=True)
+                files.start_path(self._directory, segment.run).unlink(missing_ok=True)
+                files.gap_path(self._directory, segment.run).unlink(missing_ok=True)
+                for term in files.terms(self._directory, segment.run):
+                    files.term_path(self._directory, segment.run, term).unlink(missing_ok=True)
 
 
 def _write_image(path: Path, image: Callable[[], Any]) -> bool:
