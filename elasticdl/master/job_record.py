@@ -94,13 +94,13 @@ class JobRecord:
         self._heard_s = max(self._heard_s, at_s - away_s)
         status, details = before.status, dict[str, float | int | str]()
         if status.signal is not None:
-            words = f"killed by signal {status.signal} ({Signals(status.signal).name})"
+            ending = f"killed by signal {status.signal} ({Signals(status.signal).name})"
             details["signal"] = status.signal
         elif status.exit_code is not None:
-            words = f"exit code {status.exit_code} without an outcome"
+            ending = f"exit code {status.exit_code} without an outcome"
             details["exit_code"] = status.exit_code
         else:
-            words = status.reason
+            ending = status.reason
         self.event_log.append(
             {
                 "at": round(wall_s - at_s + self._heard_s, 3),
@@ -108,7 +108,7 @@ class JobRecord:
             },
             {
                 "kind": "job",
-                "text": f"the master ended after {spoken(before.lived_s)}: {words}",
+                "text": f"the master ended after {spoken(before.lived_s)}: {ending}",
                 "level": "warning",
                 "details": meaning(EventStep.MASTER_ENDED, lived_s=before.lived_s, **details),
             },

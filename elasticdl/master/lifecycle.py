@@ -99,14 +99,14 @@ async def _finish(master: Master, environment: MasterEnvironment, platform: Plat
         # Only now: it may wait for a store, and a master that is ended at once is soon killed.
         await asyncio.to_thread(master.record.close)
     if not ends:
-        await asyncio.gather(*(one.close() for one in master.trackers))
+        await asyncio.gather(*(tracker.close() for tracker in master.trackers))
         return finish
     if platform.has_next:
         tell_story(master.record.event_log)
     version = status.version if status is not None else 0
     # First: a next master that finds neither outcome nor journal would begin the job anew.
     await platform.tell(outcome)
-    await asyncio.gather(*(one.end(outcome, version) for one in master.trackers))
+    await asyncio.gather(*(tracker.end(outcome, version) for tracker in master.trackers))
     return finish
 
 

@@ -350,8 +350,8 @@ def _judged(result: dict[str, Any]) -> Preflight:
 def _sources(result: Mapping[str, Any], key: str) -> tuple[Source, ...]:
     try:
         return tuple(
-            Source(str(one["name"]), int(one["records"]), str(one.get("fingerprint", "")))
-            for one in result.get(key) or ()
+            Source(str(source["name"]), int(source["records"]), str(source.get("fingerprint", "")))
+            for source in result.get(key) or ()
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"the check returned invalid {key} data: {error!r}") from error

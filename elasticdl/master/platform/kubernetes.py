@@ -277,8 +277,12 @@ class KubernetesPlatform:
         cluster = KubernetesCluster(
             api,
             self._pod_env.owner,
-            lambda one: pod_plan(
-                spec, one.name.role, places.of(one.name), self._gang, in_gang=one.in_gang
+            lambda process: pod_plan(
+                spec,
+                process.name.role,
+                places.of(process.name),
+                self._gang,
+                in_gang=process.in_gang,
             ),
             habits,
             secrets,
@@ -360,9 +364,11 @@ def _page_certificate() -> CertifiedKey:
     """Read the certificate in the Secret that the user named. Raises SpecError."""
     folder = Path(PAGE_FOLDER)
     try:
-        found = CertifiedKey((folder / "tls.crt").read_text(), (folder / "tls.key").read_text())
-        names_in(found.certificate)
-        return found
+        certificate = CertifiedKey(
+            (folder / "tls.crt").read_text(), (folder / "tls.key").read_text()
+        )
+        names_in(certificate.certificate)
+        return certificate
     except (OSError, ValueError) as error:
         raise SpecError(
             f"the Secret that --tls names has no usable tls.crt and tls.key: {error}",

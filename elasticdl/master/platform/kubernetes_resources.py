@@ -124,13 +124,13 @@ class KubernetesResources:
     async def provide(self) -> ProvisionedResources:
         """Create what is missing. Raises as `take_over`."""
         async with self._in_time():
-            found = self._mounted()
-            token, authority = found or await self._made()
+            mounted = self._mounted()
+            token, authority = mounted or await self._made()
             # A Secret of an earlier job of this name is in the way until the cluster deletes it;
             # `keep` creates ours then.
             await self._create_secret(self._viewer(token, authority))
             await self._objects()
-        return ProvisionedResources(token, found is not None, authority)
+        return ProvisionedResources(token, mounted is not None, authority)
 
     async def end_earlier(self) -> int:
         """End the processes of an earlier master; return their number. Raises as `take_over`."""
@@ -234,22 +234,22 @@ class KubernetesResources:
         """
         token = new_token()
         authority = Authority.new(self._owner.job).own if self._secured else None
-        made = token_secret(self._owner, token, authority)
+        secret = token_secret(self._owner, token, authority)
         while True:
-            if await self._create_secret(made):
+            if await self._create_secret(secret):
                 return token, authority
-            if found := self._mounted():
-                return found
+            if mounted := self._mounted():
+                return mounted
             _LOG.info(
                 "Secret %s already exists: waiting until it is mounted or deleted",
-                made["metadata"]["name"],
+                secret["metadata"]["name"],
             )
             await asyncio.sleep(self._timing.secret_again_s)
 
-    async def _create_secret(self, made: Json) -> bool:
+    async def _create_secret(self, secret: Json) -> bool:
         """Create a Secret; False if there is one of its name."""
         path = f"/api/v1/namespaces/{self._owner.namespace}/secrets"
-        return await self._heard(lambda: self._api.create_unseen(path, made))
+        return await self._heard(lambda: self._api.create_unseen(path, secret))
 
     # pods and objects
 
@@ -332,17 +332,17 @@ class KubernetesResources:
     async def _mend(
         self, token: str, secrets: ProcessSecrets, authority: CertifiedKey | None
     ) -> None:
-        for made in self._lasting():
-            name, path = made["metadata"]["name"], collection(made, self._owner.namespace)
+        for manifest in self._lasting():
+            name, path = manifest["metadata"]["name"], collection(manifest, self._owner.namespace)
             if await self._api.find(f"{path}/{name}") is None:
-                _LOG.warning("%s %s was deleted: creating it again", made["kind"], name)
-                await self._creator.create(path, made)
+                _LOG.warning("%s %s was deleted: creating it again", manifest["kind"], name)
+                await self._creator.create(path, manifest)
         # We may not read a Secret, so try to create it; usually it exists.
         again = await secrets.mend()
         own = token_secret(self._owner, token, authority)
-        for made in (own, self._viewer(token, authority)):
-            if await self._create_secret(made):
-                again.append(made["metadata"]["name"])
+        for secret in (own, self._viewer(token, authority)):
+            if await self._create_secret(secret):
+                again.append(secret["metadata"]["name"])
         for name in again:
             _LOG.warning("Secret %s was deleted: creating it again", name)
 
@@ -362,10 +362,10 @@ async def heard(call: Callable[[], Awaitable[T]], again_s: float) -> T:
             _LOG.warning("%s; retrying in %g s", away.message, away.retry_after_s)
             await asyncio.sleep(away.retry_after_s)
         except ApiRefused as refused:
-            said = refusal(refused.status.code, refused.message)
-            if not said.retry:
-                raise _refused(said.reason) from refused
-            _LOG.warning("%s; retrying in %g s", said.reason, again_s)
+            verdict = refusal(refused.status.code, refused.message)
+            if not verdict.retry:
+                raise _refused(verdict.reason) from refused
+            _LOG.warning("%s; retrying in %g s", verdict.reason, again_s)
             await asyncio.sleep(again_s)
 
 

@@ -35,7 +35,7 @@ class LeaseRecord:
 
     async def record(self, holders: Sequence[CopyHolder]) -> None:
         """Replace them. Raises MasterSuperseded, ApiAway, ApiRefused."""
-        named = [[one.name, one.address] for one in holders]
+        named = [[holder.name, holder.address] for holder in holders]
         await self._lease.record({_HOLDERS: json.dumps(named)})
 
 

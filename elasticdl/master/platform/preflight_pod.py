@@ -133,10 +133,10 @@ class PreflightPod:
         self._messages.close()
         os.close(self._output)
 
-    async def _one(self, made: Json) -> ExitStatus:
+    async def _one(self, manifest: Json) -> ExitStatus:
         """Return how the pod ended. Raises ElasticDLError for one that cannot start."""
         began_s = asyncio.get_running_loop().time()
-        pod = self._existing = await self._created(made, began_s)
+        pod = self._existing = await self._created(manifest, began_s)
         copying: list[asyncio.Future[None]] = []
 
         def copy() -> None:
@@ -153,12 +153,12 @@ class PreflightPod:
                 task.cancel()
             await asyncio.gather(*copying, return_exceptions=True)
 
-    async def _created(self, made: Json, began_s: float) -> Json:
+    async def _created(self, manifest: Json, began_s: float) -> Json:
         # From here on it may exist, also if the answer is lost.
-        self._existing = made
+        self._existing = manifest
         while True:
             try:
-                return await self._creator.create(self._path, made)
+                return await self._creator.create(self._path, manifest)
             except CreateRefused as refused:
                 if not refused.retry:
                     self._existing = None  # A pod of that name is somebody else's.

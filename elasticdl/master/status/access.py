@@ -77,14 +77,14 @@ class AccessGuard:
 
     def holder(self, token: str) -> Visitor | None:
         """Return whose token it is; None if nobody's."""
-        found = [visitor for visitor, known in self._tokens.items() if same(token, known)]
-        return found[0] if found else None
+        visitors = [visitor for visitor, known in self._tokens.items() if same(token, known)]
+        return visitors[0] if visitors else None
 
     def visitor(self, request: web.Request) -> Visitor | None:
         """Return who sent the request, by a token or the cookie of a session; None: a stranger."""
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() == "bearer":
-            return self.holder(given.strip())
+            return self.holder(token.strip())
         return self._sessions.get(request.cookies.get(self.cookie_name, ""))
 
     def sign_in(self, request: web.Request, response: web.StreamResponse, visitor: Visitor) -> None:
@@ -162,9 +162,11 @@ def _own_address(request: web.Request) -> str:
 
     It is a number, so no foreign DNS name can equal it.
     """
-    found = request.transport.get_extra_info("sockname") if request.transport is not None else None
+    sockname = (
+        request.transport.get_extra_info("sockname") if request.transport is not None else None
+    )
     try:
-        address = ip_address(str(found[0]).partition("%")[0]) if found else None
+        address = ip_address(str(sockname[0]).partition("%")[0]) if sockname else None
     except ValueError:
         return "?"
     if address is None:

@@ -44,8 +44,8 @@ class Actions:
     async def stop(self, request: web.Request) -> web.Response:
         """Handle {"reason"}: stop the job gracefully."""
         reason = _text(await _object(request, {"reason"}), "reason", "")
-        words = " ".join(reason.split())[:_LONGEST_REASON] or "requested on the status page"
-        await self._view.post(StopRequested(self._view.at_s(), words))
+        shortened = " ".join(reason.split())[:_LONGEST_REASON] or "requested on the status page"
+        await self._view.post(StopRequested(self._view.at_s(), shortened))
         return answer(
             {"said": ("stopping: workers return their shards, then the last checkpoint is taken")},
             202,
@@ -63,10 +63,10 @@ class Actions:
             text = f"cannot change the number of workers to {low}:{high}: {why_not}"
             raise Refusal(409, text)
         await self._view.post(ScaleRequested(self._view.at_s(), low, high))
-        said = f"scaling to {amount(low, 'worker') if low == high else f'{low}–{high} workers'}"
+        message = f"scaling to {amount(low, 'worker') if low == high else f'{low}–{high} workers'}"
         if stays := self._view.core.what_steps_stay(high):
-            said += f"; {stays}"
-        return answer({"said": said}, 202)
+            message += f"; {stays}"
+        return answer({"said": message}, 202)
 
     async def _scale_servers(self, asked: Mapping[str, Any]) -> web.Response:
         if len(asked) > 1:

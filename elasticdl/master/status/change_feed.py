@@ -192,13 +192,13 @@ class ChangeFeed:
             yield "processes", {"rows": changed, "gone": gone}
 
     def _news(self) -> Iterator[Event]:
-        found = self._view.event_log.after(self._seq, _MOST_EVENTS)
-        if found:
-            self._seq = found[-1].seq
-            yield "events", [one.as_dict() for one in found]
+        events = self._view.event_log.after(self._seq, _MOST_EVENTS)
+        if events:
+            self._seq = events[-1].seq
+            yield "events", [event.as_dict() for event in events]
 
     def _samples(self) -> Iterator[Event]:
         collector = self._view.collector
         if collector.newest and collector.looks != self._looks:
-            yield "samples", [one.as_dict() for one in collector.newest]
+            yield "samples", [sample.as_dict() for sample in collector.newest]
         self._looks = collector.looks

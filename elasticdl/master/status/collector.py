@@ -105,7 +105,7 @@ class Collector:
 
     def recorded(self, row: Mapping[str, Any]) -> None:
         """Add a row of metrics.jsonl to the curves of loss and metrics."""
-        self._recorded += [Sample(*one) for one in note_metrics(self._series, row)]
+        self._recorded += [Sample(*point) for point in note_metrics(self._series, row)]
 
     def look(self, status: JobStatus) -> list[Sample]:
         """Sample a status and return the new points.

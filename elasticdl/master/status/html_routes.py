@@ -120,13 +120,13 @@ def _token_of(body: bytes, *, form: bool) -> str:
     """Return the token, or '' if there is none."""
     try:
         text = body.decode("utf-8")
-        found = parse_qs(text, max_num_fields=8) if form else json.loads(text or "{}")
+        parsed = parse_qs(text, max_num_fields=8) if form else json.loads(text or "{}")
     except (ValueError, RecursionError) as error:
         raise Refusal(400, "invalid body") from error
-    given = found.get("token", "") if isinstance(found, dict) else ""
-    if form and given:
-        given = given[0]
-    return given.strip() if isinstance(given, str) else ""
+    token = parsed.get("token", "") if isinstance(parsed, dict) else ""
+    if form and token:
+        token = token[0]
+    return token.strip() if isinstance(token, str) else ""
 
 
 @lru_cache(maxsize=32)

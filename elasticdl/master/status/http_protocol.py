@@ -59,8 +59,8 @@ class HttpProtocol(web.RequestHandler):
         Raises ConnectionError.
         """
         super().handle_error(request, status, exc, message)
-        words = "internal error of the page" if status >= 500 else "invalid request"
-        return _closing(status, words)
+        description = "internal error of the page" if status >= 500 else "invalid request"
+        return _closing(status, description)
 
 
 def only_known_expectations(
@@ -79,7 +79,7 @@ def only_known_expectations(
     return handle
 
 
-def _closing(status: int, words: str) -> web.StreamResponse:
-    response = Refusal(status, words, headers=HEADERS).response()
+def _closing(status: int, message: str) -> web.StreamResponse:
+    response = Refusal(status, message, headers=HEADERS).response()
     response.force_close()
     return response

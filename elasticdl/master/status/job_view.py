@@ -92,11 +92,11 @@ class JobView:
         """Return the status, at most half a second old."""
         now_s = self._queue.clock.now_s()
         if self._reading is None or now_s - self._read_s >= FRESH_S:
-            found = job_status(self.core, self._gateway)
+            status = job_status(self.core, self._gateway)
             view_age_s = self.cluster.view_age_s if self.cluster is not None else None
             wall_s = self._queue.clock.wall_s()
             self._reading = StatusReading(
-                self.about, found, state_in_words(found), wall_s, view_age_s
+                self.about, status, state_in_words(status), wall_s, view_age_s
             )
             self._read_s = now_s
         return self._reading

@@ -57,8 +57,8 @@ class JsonApi:
         after = number(request, "after", -1, -1, _FAR)
         limit = number(request, "limit", _MOST_EVENTS, 1, _MOST_EVENTS)
         event_log = self._view.event_log
-        found = [one.as_dict() for one in event_log.after(after, limit)]
-        return answer({"events": found, "dropped": event_log.dropped})
+        events = [event.as_dict() for event in event_log.after(after, limit)]
+        return answer({"events": events, "dropped": event_log.dropped})
 
     async def timeline(self, _request: web.Request) -> web.Response:
         await self._view.all_events_read()

@@ -81,14 +81,14 @@ class Logs:
         part = await self._part(process, start, max(limit, 4))
         begin, end = _whole_characters(part)
         text = part.data[begin:end].decode("utf-8", errors="replace")
-        found = {
+        body = {
             "process": process,
             "start": part.start + begin,
             "end": part.start + end,
             "size": part.size_bytes,
             "text": text,
         }
-        return answer(found)
+        return answer(body)
 
     async def search(self, request: web.Request) -> web.Response:
         """Return {"matches": [{"offset", "line"}], "searched_to", "more"}; ignores ASCII case."""

@@ -202,8 +202,8 @@ class _Scrape:
             "worker_time_seconds",
             "Time of all workers so far, by class and cause.",
             [
-                ({"class": one.kind, "cause": one.cause}, one.seconds)
-                for one in (account.spent if account else ())
+                ({"class": spent.kind, "cause": spent.cause}, spent.seconds)
+                for spent in (account.spent if account else ())
             ],
         )
 
@@ -246,20 +246,20 @@ class _Scrape:
         yield self._gauge("checkpoint_age_seconds", "Age of the newest complete checkpoint.", age_s)
 
     def _processes(self) -> Iterator[Metric]:
-        found = list(self._status.gauges.items())[:MOST_PROCESSES]
+        processes = list(self._status.gauges.items())[:MOST_PROCESSES]
         for gauge, name, what, factor in _OF_PROCESSES:
             yield self._gauge(
                 name,
                 what,
                 [
                     ({"process": p}, gauges[gauge] * factor)
-                    for p, gauges in found
+                    for p, gauges in processes
                     if gauge in gauges
                 ],
             )
         seconds = [
             ({"process": process}, gauges["cpu_s"])
-            for process, gauges in found
+            for process, gauges in processes
             if "cpu_s" in gauges
         ]
         yield self._counter("process_cpu_seconds", "CPU time used by a process.", seconds)
