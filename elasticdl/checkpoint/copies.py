@@ -75,7 +75,7 @@ def prune(address: str, keep: int, newest: int, held: Container[str] = ()) -> No
     Those in the folders `held` stay, and files that one of all these needs. If the manifest of one
     is damaged, its files are not known, and nothing is removed.
     """
-    before = [one for one in versions(address) if one <= newest] if keep > 0 else []
+    before = [version for version in versions(address) if version <= newest] if keep > 0 else []
     if not before[keep:]:
         return
     kept, whole = set[str](), list[Manifest]()
@@ -83,14 +83,14 @@ def prune(address: str, keep: int, newest: int, held: Container[str] = ()) -> No
         folder = below(address, directory_name(version))
         if len(kept) < keep or folder in held:
             try:
-                found = manifest_if_there(folder)
+                existing = manifest_if_there(folder)
             except Corrupted as error:
                 # Newer checkpoints take its place among the kept ones before long.
                 _LOG.warning("removing no old checkpoints in %s: %s", address, error.message)
                 return
-            if found is not None:
+            if existing is not None:
                 kept.add(folder)
-                whole.append(found)
+                whole.append(existing)
     there, needed = store_of(address), _files_of_links(address, whole)
     for version in before:
         folder = below(address, directory_name(version))
@@ -146,8 +146,8 @@ def fetch(address: str, checkpoints: Path) -> tuple[str, ...]:
     The address is that of one copy, or of the folder of several. Returns why newer ones were passed
     over. Raises UserError if there is none, Corrupted if none is intact, TransientError, OSError.
     """
-    place, found = named(address, RUNNING)
-    fetched, passed_over = _fetch_first(place, found, checkpoints)
+    place, candidates = named(address, RUNNING)
+    fetched, passed_over = _fetch_first(place, candidates, checkpoints)
     if fetched is None and passed_over:
         raise Corrupted(f"no usable checkpoint in {address}: {'; '.join(passed_over)}")
     if fetched is None:
@@ -157,8 +157,8 @@ def fetch(address: str, checkpoints: Path) -> tuple[str, ...]:
 
 def peek(address: str) -> Manifest:
     """The manifest of the newest copy that an address names, as `fetch`, without its files."""
-    place, found = named(address)
-    folders_found = (below(place, directory_name(version)) for version in found)
+    place, candidates = named(address)
+    folders_found = (below(place, directory_name(version)) for version in candidates)
     whole, _ = directories.first_intact(folders_found, manifest_if_there)
     if whole is None:
         raise none_in(address)
@@ -181,7 +181,7 @@ def none_in(address: str) -> UserError:
 
 
 def _fetch_first(
-    address: str, found: Iterable[int], checkpoints: Path
+    address: str, candidates: Iterable[int], checkpoints: Path
 ) -> tuple[Manifest | None, tuple[str, ...]]:
     """Fetch the first of these versions that is intact, if there is one; also why others are not.
 
@@ -194,7 +194,7 @@ def _fetch_first(
             _fetch(address, whole, checkpoints)
         return whole
 
-    return directories.first_intact(found, fetched)
+    return directories.first_intact(candidates, fetched)
 
 
 def refuse_foreign(address: str) -> None:
@@ -204,7 +204,7 @@ def refuse_foreign(address: str) -> None:
     not, and is removed with old checkpoints.
     """
     there = store_of(address, STARTING)
-    manifests = (below(address, directory_name(one), MANIFEST) for one in versions(address))
+    manifests = (below(address, directory_name(version), MANIFEST) for version in versions(address))
     if any(there.look_at(manifest, STARTING) for manifest in manifests):
         raise UserError(
             f"{address} contains checkpoints of another job",
@@ -319,10 +319,10 @@ def _in_threads(call: Callable[[T], R], items: Sequence[T]) -> list[R]:
 
 def manifest(folder: str) -> Manifest:
     """The manifest of one checkpoint. Raises Corrupted, UserError, TransientError."""
-    found = manifest_if_there(folder)
-    if found is None:
+    existing = manifest_if_there(folder)
+    if existing is None:
         raise Corrupted(f"{below(folder, MANIFEST)} does not exist")
-    return found
+    return existing
 
 
 def manifest_if_there(folder: str) -> Manifest | None:

@@ -147,10 +147,11 @@ def newest(location: Path) -> FoundCheckpoint | None:
 
     None if there is none at all. Raises Corrupted, with all that was tried, if none verifies.
     """
-    found = first_intact(
-        complete_ones(location), lambda one: FoundCheckpoint(str(one), verify(one))
+    newest_intact = first_intact(
+        complete_ones(location),
+        lambda directory: FoundCheckpoint(str(directory), verify(directory)),
     )
-    return usable(*found, location)
+    return usable(*newest_intact, location)
 
 
 def first_intact(
@@ -171,15 +172,15 @@ def first_intact(
 
 
 def usable(
-    found: FoundCheckpoint | None, rejected: tuple[str, ...], place: Path | str
+    checkpoint: FoundCheckpoint | None, rejected: tuple[str, ...], place: Path | str
 ) -> FoundCheckpoint | None:
     """The newest checkpoint of a place; None if it has none. Raises Corrupted if none is intact."""
-    if found is None and rejected:
+    if checkpoint is None and rejected:
         raise Corrupted(
             f"no usable checkpoint in {place}: {'; '.join(rejected)}",
             hint="restore it from a copy, or start without a checkpoint",
         )
-    return found and replace(found, rejected=rejected)
+    return checkpoint and replace(checkpoint, rejected=rejected)
 
 
 def before(directory: Path) -> list[Path]:
@@ -194,13 +195,13 @@ def before(directory: Path) -> list[Path]:
 
 def require(location: Path) -> FoundCheckpoint:
     """Return the newest checkpoint of a place that the user named. Raises UserError if none."""
-    found = newest(location) if location.is_dir() else None
-    if found is None:
+    checkpoint = newest(location) if location.is_dir() else None
+    if checkpoint is None:
         raise UserError(
             f"no checkpoint in {location}",
             hint=("name a directory with version-<n> directories, such as <job-dir>/checkpoints"),
         )
-    return found
+    return checkpoint
 
 
 def peek(location: Path) -> Manifest | None:

@@ -50,10 +50,10 @@ class Verification:
 
 def summaries(location: Path) -> list[CheckpointSummary]:
     """Summarize the checkpoints in a directory, newest first. Does not read their parts."""
-    found = [_summary(directory) for directory in directories.complete_ones(location)]
+    listed = [_summary(directory) for directory in directories.complete_ones(location)]
     if incomplete := incomplete_checkpoint(location):
-        found.append(CheckpointSummary(str(incomplete), problem="it has no manifest"))
-    return found
+        listed.append(CheckpointSummary(str(incomplete), problem="it has no manifest"))
+    return listed
 
 
 def verify_all(location: Path, version: int | None = None) -> list[Verification]:
@@ -64,15 +64,15 @@ def verify_all(location: Path, version: int | None = None) -> list[Verification]
     complete = directories.complete_ones(location)
     if not complete and (incomplete := incomplete_checkpoint(location)):
         raise Corrupted(f"no usable checkpoint in {location}: {incomplete} has no manifest")
-    found = [
+    verifications = [
         verification
         for directory in complete
         if version is None or version == _version_of(directory)
         for verification in [_verified(directory)]
     ]
-    if not found:
+    if not verifications:
         raise _none_in(location, version)
-    return found
+    return verifications
 
 
 def summaries_of_copies(address: str) -> list[CheckpointSummary]:
@@ -81,15 +81,15 @@ def summaries_of_copies(address: str) -> list[CheckpointSummary]:
     A version without one was never complete, or is kept for later ones. Raises UserError,
     TransientError.
     """
-    found = []
+    listed = []
     for version in copies.versions(address):
         place = below(address, directory_name(version))
         try:
             if (manifest := copies.manifest_if_there(place)) is not None:
-                found.append(_summary_of(place, manifest))
+                listed.append(_summary_of(place, manifest))
         except Corrupted as error:
-            found.append(CheckpointSummary(place, version, problem=error.message))
-    return found
+            listed.append(CheckpointSummary(place, version, problem=error.message))
+    return listed
 
 
 def verify_copies(address: str, version: int | None = None) -> list[Verification]:
@@ -97,14 +97,15 @@ def verify_copies(address: str, version: int | None = None) -> list[Verification
 
     Raises UserError if there is none, TransientError.
     """
-    found = [
+    verifications = [
         verification
-        for one in copies.versions(address)
-        if version in (None, one) and (verification := _verified_copy(address, one)) is not None
+        for candidate in copies.versions(address)
+        if version in (None, candidate)
+        and (verification := _verified_copy(address, candidate)) is not None
     ]
-    if not found:
+    if not verifications:
         raise _none_in(address, version)
-    return found
+    return verifications
 
 
 def _verified_copy(address: str, version: int) -> Verification | None:

@@ -69,7 +69,7 @@ def newest(address: str) -> FoundCheckpoint | None:
     complete. Raises Corrupted with all that was tried, if none is intact, UserError,
     TransientError.
     """
-    place, found = copies.named(address, RUNNING)
+    place, candidates = copies.named(address, RUNNING)
 
     def verified(version: int) -> FoundCheckpoint | None:
         folder = folder_of(place, version)
@@ -78,7 +78,7 @@ def newest(address: str) -> FoundCheckpoint | None:
         copies.verify(place, whole)
         return FoundCheckpoint(folder, whole)
 
-    return usable(*first_intact(found, verified), address)
+    return usable(*first_intact(candidates, verified), address)
 
 
 def before(folder: str) -> list[str]:
@@ -87,7 +87,7 @@ def before(folder: str) -> list[str]:
     Raises UserError, TransientError.
     """
     place, (version, *_) = copies.named(folder)
-    return [folder_of(place, one) for one in copies.versions(place, RUNNING) if one < version]
+    return [folder_of(place, other) for other in copies.versions(place, RUNNING) if other < version]
 
 
 @contextmanager

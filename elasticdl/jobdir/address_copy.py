@@ -140,7 +140,7 @@ class AddressCopy:
 
         def upload(name: str) -> None:
             # After one has waited for the store in vain, the others wait for the next copy.
-            away = any(isinstance(one, TransientError) for one in list(problems.values()))
+            away = any(isinstance(problem, TransientError) for problem in list(problems.values()))
             if away or self._stopped.is_set():
                 return
             # Before each file: a machine that was suspended may have lost the address meanwhile.
@@ -216,7 +216,7 @@ def _files(folder: Path) -> Iterator[tuple[str, tuple[int, int]]]:
     folders = {stays.checkpoints, stays.initial, stays.tensorboard}
     for parent, inner, names in os.walk(folder):
         inside = Path(parent).relative_to(folder)
-        inner[:] = [one for one in inner if inside / one not in folders and one[0] != "."]
+        inner[:] = [name for name in inner if inside / name not in folders and name[0] != "."]
         for name in names:
             path = Path(parent, name)
             if name.startswith(".") or inside / name in files or path.is_symlink():

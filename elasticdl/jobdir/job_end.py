@@ -66,8 +66,8 @@ def _end_within(directory: JobDirectory, limit_s: float) -> tuple[Outcome, JobSt
 
 def read_end(directory: JobDirectory) -> tuple[Outcome, JobStatus | None] | None:
     """Return the master's outcome, and its last status if readable; None if there is no outcome."""
-    found = read_json(directory.status)
-    outcome = Outcome.from_json(found)
+    plain = read_json(directory.status)
+    outcome = Outcome.from_json(plain)
     if outcome is None:
         return None
     outcome = replace(
@@ -77,7 +77,7 @@ def read_end(directory: JobDirectory) -> tuple[Outcome, JobStatus | None] | None
     )
     if outcome.exit_code == ExitCode.INTERRUPTED:
         outcome = replace(outcome, hint=resume_hint(directory))
-    return outcome, status_in(found)
+    return outcome, status_in(plain)
 
 
 def status_in(left: Mapping[str, Any]) -> JobStatus | None:

@@ -32,8 +32,8 @@ class MasterAddress:
         """Parse a file; invalid fields become 0 or ''."""
         text = {key: str(value.get(key) or "") for key in ("address", "page", "token", "authority")}
         pid, term = (
-            found if isinstance(found, int) and 0 <= found < MOST_TERM else 0
-            for found in map(value.get, ("pid", "term"))
+            number if isinstance(number, int) and 0 <= number < MOST_TERM else 0
+            for number in map(value.get, ("pid", "term"))
         )
         return cls(pid=pid, term=term, **text)
 

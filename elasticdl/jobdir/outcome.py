@@ -54,8 +54,8 @@ class Outcome:
                 str(value.get("hint", "")),
                 receipt,
                 {
-                    str(key): None if one is None else float(one)
-                    for key, one in (value.get("metrics") or {}).items()
+                    str(key): None if metric is None else float(metric)
+                    for key, metric in (value.get("metrics") or {}).items()
                 },
                 None if loss is None else float(loss),
                 str(value.get("output", "")),

@@ -37,7 +37,11 @@ def runs_job(pid: int, directory: Path) -> bool:
     except OSError:
         return True  # Another user's process, or a system that hides it.
     name, path = b"ELASTICDL_JOB_DIR=", os.path.realpath(directory)
-    places = (os.fsdecode(one.removeprefix(name)) for one in environment if one.startswith(name))
+    places = (
+        os.fsdecode(variable.removeprefix(name))
+        for variable in environment
+        if variable.startswith(name)
+    )
     return any(os.path.realpath(place) == path for place in places)
 
 

@@ -72,15 +72,15 @@ def _words(job_json: Mapping[str, Any], directory: JobDirectory, *, kept: bool) 
     """`kept`: whether a checkpoint exists."""
     action = _action(job_json)
     trains = action == TRAIN
-    words = "resume with: " if trains and kept else "start over with: "
+    text = "resume with: " if trains and kept else "start over with: "
     if trains and not kept:
-        words = f"no checkpoint exists: {words}"
+        text = f"no checkpoint exists: {text}"
     # Over a damaged checkpoint --resume refuses to start.
     begins = bool(job_json) and incomplete_checkpoint(directory.checkpoints) is None
     if (job_json.get("kubernetes") or {}).get("image_name"):
         begins = begins and bool(job_json.get("resume_command"))
-        return words + _submitted(job_json, directory, resumes=trains and (kept or begins))
-    return words + _local(action, job_json, directory.path, resumes=trains and (kept or begins))
+        return text + _submitted(job_json, directory, resumes=trains and (kept or begins))
+    return text + _local(action, job_json, directory.path, resumes=trains and (kept or begins))
 
 
 def _submitted(job_json: Mapping[str, Any], directory: JobDirectory, *, resumes: bool) -> str:
@@ -100,12 +100,12 @@ def _submitted(job_json: Mapping[str, Any], directory: JobDirectory, *, resumes:
 def _local(action: str, job_json: Mapping[str, Any], path: Path, *, resumes: bool) -> str:
     cluster = job_json.get("cluster") or {}
     # job.yaml already names the place, unless somebody moved the directory.
-    said = str(cluster.get("job_dir") or "")
-    here = said.rstrip("/") if is_address(said) else str(path)
-    yaml = below(here, "job.yaml") if is_address(said) else str(JobDirectory(path).yaml)
+    job_dir = str(cluster.get("job_dir") or "")
+    here = job_dir.rstrip("/") if is_address(job_dir) else str(path)
+    yaml = below(here, "job.yaml") if is_address(job_dir) else str(JobDirectory(path).yaml)
     command = [*_program(), action, "-f", yaml]
     if resumes:
-        moved = [] if is_address(said) or said == here else ["--job-dir", here]
+        moved = [] if is_address(job_dir) or job_dir == here else ["--job-dir", here]
         return shlex.join([*command, *moved, "--resume"])
     name, place = str(cluster.get("job_name") or Path(here).name), here
     # Of an address, only what ran there on this machine is known without asking the store.
@@ -118,13 +118,13 @@ def _local(action: str, job_json: Mapping[str, Any], path: Path, *, resumes: boo
 
 def _new_output(action: str, job_json: Mapping[str, Any]) -> list[str]:
     """Return a new output folder for predictions if one exists: two jobs must not mix theirs."""
-    said = output = str((job_json.get("checkpoint") or {}).get("output") or "")
-    if action != PREDICT or not said:
+    asked_output = output = str((job_json.get("checkpoint") or {}).get("output") or "")
+    if action != PREDICT or not asked_output:
         return []
     with suppress(OSError):
         while names_in(Path(output)):
             output = next_name(output)
-    return [] if output == said else ["--output", output]
+    return [] if output == asked_output else ["--output", output]
 
 
 def _program() -> list[str]:

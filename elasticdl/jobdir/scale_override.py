@@ -136,4 +136,4 @@ def _parsed(text: str) -> WorkerRange:
 
 
 def _instead_of(kept: dict[str, Any], flag: str) -> list[str]:
-    return [str(one) for one in kept.get(_REPLACED[flag]) or ()]
+    return [str(value) for value in kept.get(_REPLACED[flag]) or ()]
