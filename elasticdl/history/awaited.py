@@ -13,9 +13,9 @@ class Awaited(StrEnum):
     """What follows "waiting for" in messages."""
 
     def __new__(cls, value: str, text: str = "") -> Self:
-        made = str.__new__(cls, value)
-        made._value_, made.text = value, text
-        return made
+        member = str.__new__(cls, value)
+        member._value_, member.text = value, text
+        return member
 
     MASTER = "master", "a master"
     """No master runs: only a later diagnosis reports this wait."""

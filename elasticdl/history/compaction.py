@@ -59,30 +59,30 @@ class Left:
 
 def parsed(text: bytes) -> list[Line]:
     """Return the complete lines; omit damaged lines and those that are not objects."""
-    found = []
+    parsed_lines = []
     for line in text.split(b"\n"):
         try:
             row = json.loads(line) if line else None
         except (ValueError, RecursionError):
             continue
         if isinstance(row, dict):
-            found.append(Line(line, row))
-    return found
+            parsed_lines.append(Line(line, row))
+    return parsed_lines
 
 
 def left_out(lines: Sequence[Line]) -> Left:
     """Return what the file says about its omitted lines."""
-    words: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for line in lines:
         if line.row.get("kind") == HISTORY:
             details = line.row.get("details")
-            words.update(
+            counts.update(
                 {k: v for k, v in details.items() if isinstance(v, int)}
                 if isinstance(details, dict)
                 else {}
             )
-    total = words.pop("dropped", 0)
-    return Left(total, dict(words))
+    total = counts.pop("dropped", 0)
+    return Left(total, dict(counts))
 
 
 def compacted(lines: Sequence[Line], policy: Policy) -> list[Line]:
@@ -144,10 +144,10 @@ def _compaction_line(before: Left, gone: Sequence[Line], last: Row, policy: Poli
 
     It takes the `seq` of an omitted line, the one after `last`.
     """
-    words = Counter(dict(before.by_word))
-    words.update(str(line.row.get("cause") or line.row.get("kind") or "line") for line in gone)
+    counts = Counter(dict(before.by_word))
+    counts.update(str(line.row.get("cause") or line.row.get("kind") or "line") for line in gone)
     total = before.lines + len(gone)
-    listed = ", ".join(f"{count:,} {word}" for word, count in words.most_common(12))
+    listed = ", ".join(f"{count:,} {word}" for word, count in counts.most_common(12))
     text = (
         f"{amount(total, 'older line')} left out to keep this file below"
         f" {policy.limit_bytes / 2**20:g} MiB: {listed}"
@@ -160,6 +160,6 @@ def _compaction_line(before: Left, gone: Sequence[Line], last: Row, policy: Poli
         "kind": HISTORY,
         "text": text,
         "values": {},
-        "details": {"dropped": total, **dict(words.most_common(24))},
+        "details": {"dropped": total, **dict(counts.most_common(24))},
     }
     return Line(json.dumps(row).encode(), row)

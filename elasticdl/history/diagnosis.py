@@ -191,8 +191,8 @@ class Story:
                 f"{spoken(start_s)} until it attached",
             ]
             parts += [
-                f"{spoken(event.number(f'{part}_s'))} {words}"
-                for part, words in START_PARTS.items()
+                f"{spoken(event.number(f'{part}_s'))} {part_text}"
+                for part, part_text in START_PARTS.items()
                 if event.number(f"{part}_s")
             ]
             text = (

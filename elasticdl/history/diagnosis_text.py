@@ -22,8 +22,8 @@ def story_lines(story: Mapping[str, Any]) -> list[str]:
         "now_s": story["now_s"],
     }
     return [
-        MARK + json.dumps(one, ensure_ascii=False, separators=(",", ":"))
-        for one in (head, *entries)
+        MARK + json.dumps(entry, ensure_ascii=False, separators=(",", ":"))
+        for entry in (head, *entries)
     ]
 
 
@@ -33,13 +33,13 @@ def story_of_lines(lines: Iterable[str]) -> dict[str, Any] | None:
     for line in lines:
         _, mark, text = line.partition(MARK)
         try:
-            found = json.loads(text) if mark else None
+            value = json.loads(text) if mark else None
         except ValueError:
             continue
-        if isinstance(found, dict) and "totals" in found:
-            story = {"entries": [], **found}
-        elif isinstance(found, dict) and story is not None:
-            story["entries"].append(found)
+        if isinstance(value, dict) and "totals" in value:
+            story = {"entries": [], **value}
+        elif isinstance(value, dict) and story is not None:
+            story["entries"].append(value)
     return story
 
 

@@ -53,7 +53,10 @@ def meaning(step: EventStep, **values: Value) -> dict[str, Value]:
     """Return details for programs. Durations are rounded to milliseconds."""
     return {
         "step": str(step),
-        **{key: round(one, 3) if isinstance(one, float) else one for key, one in values.items()},
+        **{
+            key: round(value, 3) if isinstance(value, float) else value
+            for key, value in values.items()
+        },
     }
 
 

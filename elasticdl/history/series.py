@@ -127,10 +127,10 @@ class SeriesStore:
 
         Return False if the name has too many labels.
         """
-        found = self._find(*series, at_s)
-        if found is not None:
-            found.add(at_s, records, value)
-        return found is not None
+        curve = self._find(*series, at_s)
+        if curve is not None:
+            curve.add(at_s, records, value)
+        return curve is not None
 
     def as_list(self) -> list[dict[str, Any]]:
         """Return all curves by name and label, in order of arrival."""
@@ -146,12 +146,12 @@ class SeriesStore:
         """Continue saved curves; ignore invalid ones."""
         for row in saved:
             try:
-                one = _loaded(row)
+                loaded = _loaded(row)
             except (KeyError, TypeError, ValueError, OverflowError):
                 continue
-            labels = self._series.setdefault(one.name, {})
+            labels = self._series.setdefault(loaded.name, {})
             if len(labels) < MOST_LABELS:
-                labels[one.label] = one
+                labels[loaded.label] = loaded
 
     def _find(self, name: str, label: str, unit: str, at_s: float) -> Series | None:
         labels = self._series.setdefault(name, {})
@@ -174,7 +174,9 @@ def _begun(name: str, label: str, unit: str) -> Series:
 
 
 def _make_room(labels: dict[str, Series], at_s: float) -> bool:
-    quiet = min(labels.values(), key=lambda one: one.points[-1].at_s if one.points else -math.inf)
+    quiet = min(
+        labels.values(), key=lambda curve: curve.points[-1].at_s if curve.points else -math.inf
+    )
     if quiet.points and at_s - quiet.points[-1].at_s < _QUIET_S:
         return False
     del labels[quiet.label]

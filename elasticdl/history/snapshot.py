@@ -135,7 +135,7 @@ def snapshot(
     whole = {
         "job": asdict(reading.about),
         "status": reading.to_json(),
-        "events": [one.as_dict() for one in record.events],
+        "events": [event.as_dict() for event in record.events],
         "events_dropped": record.dropped,
         "timeline": record.timeline,
         "story": record.story,

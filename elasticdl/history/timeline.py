@@ -115,7 +115,8 @@ class Timeline:
             "bars": [_plain(bar) for bar in bars],
             "bars_dropped": self._bars - len(bars),
             "generations": [
-                {**asdict(one), "members": list(one.members)} for one in self._generations
+                {**asdict(generation), "members": list(generation.members)}
+                for generation in self._generations
             ],
             "marks": [asdict(mark) for mark in self._marks],
         }

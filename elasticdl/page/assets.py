@@ -67,7 +67,7 @@ def _script() -> str:
 
 
 def _scoped(name: str, module: str) -> str:
-    exported = ", ".join(found.group(2) for found in _EXPORT.finditer(module))
+    exported = ", ".join(match.group(2) for match in _EXPORT.finditer(module))
     body = _EXPORT.sub(r"\1", _IMPORT.sub(r"const \1 = $\2;", module))
     return f"const ${name} = (() => {{\n{body}return {{ {exported} }};\n}})();\n"
 

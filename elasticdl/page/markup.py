@@ -60,8 +60,8 @@ def _pieces(child: Child) -> Iterable[str]:
     elif isinstance(child, int):
         yield str(child)
     elif child is not None:
-        for one in child:
-            yield from _pieces(one)
+        for piece in child:
+            yield from _pieces(piece)
 
 
 def _attribute(key: str, value: Attribute) -> str:

@@ -99,8 +99,8 @@ def refuse_missing_package(spec: JobSpec) -> None:
 
 def is_installed(package: str) -> bool:
     """Whether a package can be imported. A folder of that name, such as W&B makes, is none."""
-    found = importlib.util.find_spec(package)
-    return found is not None and found.origin is not None
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
 
 
 def without_password(text: str) -> str:

@@ -87,10 +87,10 @@ class FollowedFile(Generic[T]):
             return b""
         with file:
             end = file.seek(0, 2)
-            found = os.fstat(file.fileno())
-            if self._file != (found.st_dev, found.st_ino) or end < self._offset:
+            facts = os.fstat(file.fileno())
+            if self._file != (facts.st_dev, facts.st_ino) or end < self._offset:
                 # The first look, or the file was compacted meanwhile.
-                self._file, self._offset = (found.st_dev, found.st_ino), 0
+                self._file, self._offset = (facts.st_dev, facts.st_ino), 0
                 self._skipping, self._to_skip = True, self.position.rows
             file.seek(self._offset)
             data = file.read(_CHUNK_BYTES)

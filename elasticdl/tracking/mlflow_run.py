@@ -46,22 +46,24 @@ class MlflowRun:
 
         client = self._client = MlflowClient(run.uri or None)
         experiment = _experiment(client)
-        found = client.search_runs([experiment], f"tags.`{KEY_TAG}` = '{run.key}'", max_results=1)
-        if found:
-            self._run_id = found[0].info.run_id
+        runs = client.search_runs([experiment], f"tags.`{KEY_TAG}` = '{run.key}'", max_results=1)
+        if runs:
+            self._run_id = runs[0].info.run_id
             client.update_run(self._run_id, "RUNNING")
-            known: Mapping[str, str] = found[0].data.params
+            known: Mapping[str, str] = runs[0].data.params
         else:
             tags = {KEY_TAG: run.key, "elasticdl.job_dir": str(run.job_dir)}
             created = client.create_run(experiment, run_name=run.name, tags=tags)
             self._run_id, known = created.info.run_id, {}
         # A value cannot be changed later, so a resumed job keeps those that it began with.
-        params = {_FORBIDDEN.sub("_", name): one for name, one in run.params.items()}
-        self._log_params({name: one for name, one in params.items() if name not in known})
+        params = {_FORBIDDEN.sub("_", name): value for name, value in run.params.items()}
+        self._log_params({name: value for name, value in params.items() if name not in known})
         return f"MLflow run {self._run_id} of experiment {experiment} at {client.tracking_uri}"
 
     def log(self, rows: Sequence[MetricRow]) -> bool:
-        self._log_metrics([(name, one, row) for row in rows for name, one in row.values.items()])
+        self._log_metrics(
+            [(name, value, row) for row in rows for name, value in row.values.items()]
+        )
         return True
 
     def leave(self) -> None:
@@ -91,15 +93,17 @@ class MlflowRun:
         from mlflow.entities import Param
 
         assert self._client is not None
-        given = [Param(name, value[:_MOST_CHARS]) for name, value in params.items()]
-        for begin in range(0, len(given), _MOST_PARAMS):
-            self._client.log_batch(self._run_id, params=given[begin : begin + _MOST_PARAMS])
+        entries = [Param(name, value[:_MOST_CHARS]) for name, value in params.items()]
+        for begin in range(0, len(entries), _MOST_PARAMS):
+            self._client.log_batch(self._run_id, params=entries[begin : begin + _MOST_PARAMS])
 
 
 def _experiment(client: MlflowClient) -> str:
     """Return the id of the experiment that the environment names, and create it if necessary."""
-    if given := os.environ.get("MLFLOW_EXPERIMENT_ID"):
-        return given
+    if experiment_id := os.environ.get("MLFLOW_EXPERIMENT_ID"):
+        return experiment_id
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
-    found = client.get_experiment_by_name(name)
-    return str(found.experiment_id if found is not None else client.create_experiment(name))
+    experiment = client.get_experiment_by_name(name)
+    return str(
+        experiment.experiment_id if experiment is not None else client.create_experiment(name)
+    )

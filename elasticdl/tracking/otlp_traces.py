@@ -53,7 +53,7 @@ class OtlpTraces:
 
         assert self._exporter is not None
         for begin in range(0, len(rows) if self._sampled else 0, _MOST):
-            part = [self._span(one) for one in rows[begin : begin + _MOST]]
+            part = [self._span(span) for span in rows[begin : begin + _MOST]]
             if self._exporter.export(part) is not SpanExportResult.SUCCESS:
                 raise TransientError(f"{endpoint_of(os.environ)} did not take the spans")
         return True

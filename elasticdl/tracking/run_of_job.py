@@ -34,7 +34,7 @@ def params_of(spec: JobSpec) -> dict[str, str]:
         if name in _LEFT_OUT or name not in FIELDS or value in ("", None):
             continue
         if isinstance(value, Mapping):
-            params.update({f"{name}.{key}": _text(one) for key, one in value.items()})
+            params.update({f"{name}.{key}": _text(item) for key, item in value.items()})
         else:
             params[name] = _text(value)
     return params

