@@ -63,8 +63,8 @@ def is_address(text: str) -> bool:
 def replaces_at_once(address: str) -> bool:
     """Whether an object there is replaced in one request: readers see the old or the new."""
     scheme, mark, _ = address.partition("://")
-    found = SCHEMES.get(scheme.lower()) if mark else None
-    return found is not None and found.replaces
+    entry = SCHEMES.get(scheme.lower()) if mark else None
+    return entry is not None and entry.replaces
 
 
 def shows_secret(address: str) -> bool:

@@ -35,11 +35,11 @@ class CpuShare:
 
     def _read(self) -> dict[str, tuple[int, int]]:
         """Nanoseconds on a CPU and in line for one, by thread; {} if the kernel does not say."""
-        found = {}
+        by_thread = {}
         with suppress(OSError):
             for task in self._tasks.iterdir():
                 # A thread may end while it is read.
                 with suppress(OSError, ValueError):
                     run, wait, _ = (task / "schedstat").read_text(encoding="ascii").split()
-                    found[task.name] = (int(run), int(wait))
-        return found
+                    by_thread[task.name] = (int(run), int(wait))
+        return by_thread

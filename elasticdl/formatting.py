@@ -62,9 +62,9 @@ def finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value
         case str():
             return characters(str(value))
         case Mapping():
-            return {characters(str(key)): finite(one) for key, one in value.items()}
+            return {characters(str(key)): finite(item) for key, item in value.items()}
         case list() | tuple():
-            return [finite(one) for one in value]
+            return [finite(item) for item in value]
         case _:
             return value
 

@@ -169,20 +169,20 @@ class JobSpec(Section):
         Raises SpecError that names the flag, its value and what is expected.
         """
         refuse_unknown(flags)
-        given = {key.replace("-", "_"): value for key, value in flags.items()}
-        if given.get("distribution_strategy") == Strategy.ALLREDUCE:
-            given.setdefault("num_ps_pods", 0)
-        if given.get("image_name"):
-            given.setdefault("model_zoo", ZOO_OF_IMAGES)
+        fields = {key.replace("-", "_"): value for key, value in flags.items()}
+        if fields.get("distribution_strategy") == Strategy.ALLREDUCE:
+            fields.setdefault("num_ps_pods", 0)
+        if fields.get("image_name"):
+            fields.setdefault("model_zoo", ZOO_OF_IMAGES)
         nested = {
-            section: {name: given[name] for name in model.model_fields if name in given}
+            section: {name: fields[name] for name in model.model_fields if name in fields}
             for section, model in SECTIONS.items()
         }
         try:
             spec = cls.model_validate({"action": action, **nested})
         except ValidationError as error:
-            raise problem_of(error, SECTIONS, action, _lacking(action, given)) from error
-        spec._check(given)
+            raise problem_of(error, SECTIONS, action, _lacking(action, fields)) from error
+        spec._check(fields)
         return spec
 
     def flags(self, *, defaults: bool = True) -> dict[str, Any]:
@@ -248,11 +248,11 @@ class JobSpec(Section):
     @property
     def checkpoint_copies(self) -> str:
         """The address that the job copies its checkpoints to; '' if it copies none."""
-        given, job_dir = self.checkpoint.checkpoint_dir, self.cluster.job_dir
+        checkpoint_dir, job_dir = self.checkpoint.checkpoint_dir, self.cluster.job_dir
         if self.checkpoints_at:
             return ""
-        if given or self.action is not Action.TRAIN or not is_address(job_dir):
-            return given
+        if checkpoint_dir or self.action is not Action.TRAIN or not is_address(job_dir):
+            return checkpoint_dir
         return f"{job_dir.rstrip('/')}/checkpoints"
 
     @property
@@ -299,9 +299,9 @@ class JobSpec(Section):
             servers = ServerRange.just(1)
         return self.replace(distribution_strategy=strategy, num_ps_pods=servers)
 
-    def _check(self, given: Mapping[str, Any]) -> None:
+    def _check(self, fields: Mapping[str, Any]) -> None:
         """Check the fields that depend on one another. Raises SpecError."""
-        if lacking := _lacking(self.action, given):
+        if lacking := _lacking(self.action, fields):
             raise missing(lacking, self.action)
         self._check_strategy()
         workers = self.cluster.num_workers
@@ -343,25 +343,25 @@ class JobSpec(Section):
         servers = self.cluster.num_ps_pods
         if not servers.is_open or self.action is not Action.TRAIN:
             return
-        given, fix = f"--num-ps-pods {servers}", f"--num-ps-pods {servers.low}"
+        flag, fix = f"--num-ps-pods {servers}", f"--num-ps-pods {servers.low}"
         if not self.cluster.autoscale:
             raise SpecError(
-                f"{given} without --autoscale",
+                f"{flag} without --autoscale",
                 hint=f"add --autoscale, which chooses the number, or set {fix}",
             )
         if self.training.sync:
             raise SpecError(
-                f"{given} with --sync",
+                f"{flag} with --sync",
                 hint=f"the number of servers cannot change between synchronous steps: set {fix}",
             )
         if self.gang_workers:
             raise SpecError(
-                f"{given} with --gang",
+                f"{flag} with --gang",
                 hint=f"a gang places its servers together with its workers: set {fix}",
             )
         if not self.keeps_checkpoints:
             raise SpecError(
-                f"{given} needs a place for checkpoints that all pods reach",
+                f"{flag} needs a place for checkpoints that all pods reach",
                 hint=f"{_STORE}; or {_VOLUME}; or set {fix}",
             )
 
@@ -433,15 +433,15 @@ class JobSpec(Section):
                 hint=f"use s3://, gs:// or abfs://; or copy checkpoints from a volume: {_VOLUME}",
             )
         kept, job_dir = self.checkpoint, self.cluster.job_dir
-        given = [flag_of(name) for name in ("checkpoint_steps", "resume") if getattr(kept, name)]
-        if given and not self.keeps_checkpoints:
+        flags = [flag_of(name) for name in ("checkpoint_steps", "resume") if getattr(kept, name)]
+        if flags and not self.keeps_checkpoints:
             where = (
                 f"--job-dir {job_dir} is not on a writable --volume"
                 if job_dir
                 else "no --job-dir is given"
             )
             raise SpecError(
-                f"{given[0]} needs a place for checkpoints that all pods reach, but {where}, and"
+                f"{flags[0]} needs a place for checkpoints that all pods reach, but {where}, and"
                 " no --checkpoint-dir",
                 hint=f"{_STORE}; or {_VOLUME}",
             )
@@ -548,10 +548,10 @@ class JobSpec(Section):
                 )
 
 
-def _lacking(action: Action, given: Mapping[str, Any]) -> list[str]:
+def _lacking(action: Action, fields: Mapping[str, Any]) -> list[str]:
     """Optional fields that the action requires and that are not given."""
     return [
         name
         for name, field in FIELDS.items()
-        if not field.is_required() and is_needed(name, action) and not given.get(name)
+        if not field.is_required() and is_needed(name, action) and not fields.get(name)
     ]

@@ -38,12 +38,12 @@ def _text(name: str, value: object) -> str:
     if isinstance(value, str):
         return value
     parts: list[str] = []
-    if isinstance(value, Mapping) and not any(isinstance(one, Mapping) for one in value.values()):
+    if isinstance(value, Mapping) and not any(isinstance(item, Mapping) for item in value.values()):
         parts = [
             f"{key}={json.dumps(item) if item is True or item is False else item}"
             for key, item in value.items()
         ]
-    elif isinstance(value, Sequence) and all(isinstance(one, str) for one in value):
+    elif isinstance(value, Sequence) and all(isinstance(item, str) for item in value):
         parts = list(value)
     read = _reader(name).validate_python
     for text in (separator.join(parts) for separator in _SEPARATORS if parts):
@@ -89,32 +89,32 @@ def read_args(args: Sequence[str]) -> tuple[Action, dict[str, Any]]:
 def _pairs(args: Sequence[str]) -> Iterator[tuple[str, Any]]:
     left = iter(args)
     for arg in left:
-        given, sign, value = arg.partition("=")
-        if not given.startswith("--"):
+        flag, sign, value = arg.partition("=")
+        if not flag.startswith("--"):
             raise SpecError(f"unexpected argument {arg!r}", hint="flags begin with --")
-        name, is_on = _named(given)
+        name, is_on = _named(flag)
         if _is_switch(name):
             if sign:
-                raise SpecError(f"{given} takes no value, got {value!r}")
+                raise SpecError(f"{flag} takes no value, got {value!r}")
             yield name, is_on
         elif sign:
             yield name, value
         elif (following := next(left, None)) is None:
-            raise SpecError(f"{given} has no value", hint=f"write {given}=VALUE")
+            raise SpecError(f"{flag} has no value", hint=f"write {flag}=VALUE")
         else:
             yield name, following
 
 
-def _named(given: str) -> tuple[str, bool]:
+def _named(flag: str) -> tuple[str, bool]:
     """The field, and False for the `--no-` of a switch."""
-    name = given[2:].replace("-", "_")
+    name = flag[2:].replace("-", "_")
     positive = name.removeprefix("no_")
     if name not in FIELDS and positive in FIELDS and _is_switch(positive):
         return positive, False
     try:
         refuse_unknown([name])
     except SpecError as error:
-        raise SpecError(f"unknown flag {given}", hint=error.hint) from error
+        raise SpecError(f"unknown flag {flag}", hint=error.hint) from error
     return name, True
 
 

@@ -244,8 +244,8 @@ class Goodput:
     def by_kind(self) -> dict[str, float]:
         """Seconds of each class, the longest first."""
         seconds: dict[str, float] = {}
-        for one in self.spent:
-            seconds[one.kind] = seconds.get(one.kind, 0.0) + one.seconds
+        for spent in self.spent:
+            seconds[spent.kind] = seconds.get(spent.kind, 0.0) + spent.seconds
         return dict(sorted(seconds.items(), key=lambda item: -item[1]))
 
 
@@ -374,7 +374,7 @@ class JobStatus:
     @property
     def processes_left_out(self) -> int:
         """Processes that have not ended and that `processes` does not list."""
-        listed = sum(one.state != "ended" for one in self.processes)
+        listed = sum(process.state != "ended" for process in self.processes)
         return max(0, sum(sum(counts.values()) for counts in self.states.values()) - listed)
 
     @property
@@ -393,7 +393,7 @@ class JobStatus:
 
         Takes 2 ms for 1,000 processes.
         """
-        rounds = tuple(replace(one, values=_finite(one.values)) for one in self.rounds)
+        rounds = tuple(replace(result, values=_finite(result.values)) for result in self.rounds)
         loss = _finite({"loss": self.loss})["loss"]
         status = replace(self, loss=loss, metrics=_finite(self.metrics), rounds=rounds)
         plain: dict[str, object] = _adapter(JobStatus).dump_python(status, mode="json")
@@ -458,8 +458,8 @@ def _read(kind: Callable[..., T], what: str, value: object) -> T:
         return parsed
     except ValidationError as error:
         problems = [
-            f"{'.'.join(map(str, one['loc'])) or what}: {one['msg']}"
-            for one in error.errors(include_url=False, include_input=False)
+            f"{'.'.join(map(str, problem['loc'])) or what}: {problem['msg']}"
+            for problem in error.errors(include_url=False, include_input=False)
         ]
         raise ValueError(f"not a job {what} of this version: {'; '.join(problems)}") from error
 

@@ -237,11 +237,11 @@ class Mount(BaseModel):
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        given = [key for key in ("claim_name", "host_path", "source") if getattr(self, key)]
-        if len(given) != 1:
+        sources = [key for key in ("claim_name", "host_path", "source") if getattr(self, key)]
+        if len(sources) != 1:
             raise ValueError(
                 "expected one of claim_name, host_path and source, got"
-                f" {' and '.join(given) or 'none'}"
+                f" {' and '.join(sources) or 'none'}"
             )
         if self.type and not self.host_path:
             raise ValueError(f"type={self.type} requires a host_path")

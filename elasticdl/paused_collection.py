@@ -35,8 +35,8 @@ def _adapt(phase: str, info: Mapping[str, int]) -> None:
     """Set the limit after a search."""
     if phase == "stop":
         limit = gc.get_threshold()[0]
-        found = info["collected"] + info["uncollectable"] >= _WORTH * limit
-        limit = max(limit // 2, _NEW) if found else min(2 * limit, _MOST_NEW)
+        worthwhile = info["collected"] + info["uncollectable"] >= _WORTH * limit
+        limit = max(limit // 2, _NEW) if worthwhile else min(2 * limit, _MOST_NEW)
         gc.set_threshold(*_thresholds(limit))
 
 

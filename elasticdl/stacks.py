@@ -54,13 +54,13 @@ def _called_back(folder: str, frames: Mapping[int, FrameType]) -> list[tuple[str
 
 
 def _below(folder: str, frame: FrameType | None) -> tuple[str, ...]:
-    found: list[str] = []
-    while frame is not None and len(found) < MOST_FRAMES:
+    frames: list[str] = []
+    while frame is not None and len(frames) < MOST_FRAMES:
         code = frame.f_code
         if Path(code.co_filename).is_relative_to(folder):
-            found.append(f"{code.co_filename}:{frame.f_lineno}, in {code.co_name}")
+            frames.append(f"{code.co_filename}:{frame.f_lineno}, in {code.co_name}")
         frame = frame.f_back
-    return tuple(reversed(found))
+    return tuple(reversed(frames))
 
 
 def _place(frame: FrameType, name: str) -> str:

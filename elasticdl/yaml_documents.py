@@ -60,7 +60,7 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
 def parse_yaml(text: bytes, path: str) -> Mapping[str, Any]:
     """Return the mapping in the text of a file. Raises SpecError that names `path` and line."""
     try:
-        found = yaml.load(text.decode("utf-8"), _Loader)  # noqa: S506 - a SafeLoader
+        document = yaml.load(text.decode("utf-8"), _Loader)  # noqa: S506 - a SafeLoader
     except UnicodeDecodeError as error:
         raise SpecError(
             f"{path} is not text in UTF-8: {error.reason} at byte {error.start}"
@@ -73,14 +73,14 @@ def parse_yaml(text: bytes, path: str) -> Mapping[str, Any]:
         ) from error
     except yaml.YAMLError as error:
         raise SpecError(f"{path}: {error}") from error
-    if found is None:
+    if document is None:
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise SpecError(
-            f"{path}: expected keys and values, got {_SORTS.get(type(found), 'one value')}",
+            f"{path}: expected keys and values, got {_SORTS.get(type(document), 'one value')}",
             hint="-f takes a YAML file with lines such as `num-workers: 1:3`",
         )
-    return found
+    return document
 
 
 class _Dumper(yaml.SafeDumper):
