@@ -84,7 +84,7 @@ LONG = (
     "test_wheel.py",
     "test_ring_stalls.py",
     "test_load_master.py",
-    "test_check_pod.py",
+    "test_preflight_pod.py",
     "test_job_fuzz.py",
     "test_worker_in_job.py",
     "test_trackers.py",
