@@ -104,10 +104,10 @@ class Data:
 
     def fed(self, task: Task, part: Part) -> tuple[Any, Any] | None:
         shard, window = part
-        made: tuple[Any, Any] | None = self._sources.sieve(task)(
+        batch: tuple[Any, Any] | None = self._sources.sieve(task)(
             window.records, shard, window.places
-        ).made
-        return made
+        ).batch
+        return batch
 
     def test(self) -> Iterator[Part]:
         reader = self._sources.reader(Task.EVALUATION)

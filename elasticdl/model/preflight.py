@@ -269,9 +269,9 @@ class JobPreflight:
             good = block.count - block.bad
             fed = sieve(block.records, shard, range(seen, seen + good)) if good else Fed(None)
             self.warnings += [text for text in fed.bad_examples if text not in self.warnings]
-            if fed.made is not None:
-                self.grouping = self.grouping or grouping(fed.made, good)
-                return fed.made
+            if fed.batch is not None:
+                self.grouping = self.grouping or grouping(fed.batch, good)
+                return fed.batch
             seen += good
         return None
 
