@@ -78,11 +78,11 @@ PackedIds::PackedIds(wire::Cursor& cursor, uint32_t tables) {
     counts_.push_back(like == t ? cursor.take<uint64_t>() : 0);
     if (const uint64_t count = counts_.back(); count > 0) {
       if (count > cursor.left()) throw UserError("a frame with fewer ids than it says");
+      bytes_ += count * sizeof(int64_t);
+      if (bytes_ > wire::kMaxPayload) throw UserError("a packed frame with ids of more than 1 GiB");
       cursor.take<int64_t>();
       cursor.skip_varints(count - 1);
-      bytes_ += count * sizeof(int64_t);
     }
-    if (bytes_ > wire::kMaxPayload) throw UserError("a packed frame with ids of more than 1 GiB");
   }
 }
 
