@@ -149,6 +149,11 @@ class _RunningJob:
         servers = self.processes.count(Role.PS) if self.planned.servers else 0
         return self.processes.count(Role.WORKER) + servers
 
+    @property
+    def slots_held(self) -> int:
+        servers = self.processes.count_held(Role.PS) if self.planned.servers else 0
+        return self.processes.count_held(Role.WORKER) + servers
+
 
 @final
 class Experiment:
@@ -263,6 +268,7 @@ class Experiment:
             sum(job.planned.wish for job in live.values()) + wished > self._slots,
             placed,
             placed < wished,
+            sum(job.slots_held for job in self._jobs.values()) + placed,
         )
 
 

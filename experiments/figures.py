@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from statistics import mean
 from typing import Any, final
 
@@ -30,6 +31,8 @@ class Span:
     """Slots of services that have a node."""
     yielding: bool = False
     """Whether a service waits for its node, so that workers give way."""
+    slots_held: int = 0
+    """Slots of pods that have a node: also of those that start or drain."""
 
 
 @final
@@ -61,6 +64,8 @@ class Figures:
     utilisation: float | None = None
     utilisation_with_waits: float | None = None
     """Of all of the contended time."""
+    held: float | None = None
+    """As `utilisation`, with the slots of pods that start or drain."""
     first_worker_s: Mapping[str, float] = field(default_factory=dict)
     waiting_s: float | None = None
     """The mean time that a job waited for its first worker."""
@@ -117,6 +122,7 @@ def figures(
         _fairness(_settled(contended), weights),
         _utilisation(steady, slots),
         _utilisation(contended, slots),
+        _utilisation(steady, slots, attrgetter("slots_held")),
         {name: wait_s for name, wait_s in waits_s.items() if wait_s < math.inf},
         mean(served_s) if served_s else None,
         mean(started_s) if started_s else None,
@@ -130,8 +136,10 @@ def figures(
     )
 
 
-def _utilisation(spans: Sequence[Span], slots: int) -> float | None:
-    used_s = sum(span.slots_used * (span.end_s - span.begin_s) for span in spans)
+def _utilisation(
+    spans: Sequence[Span], slots: int, used: Callable[[Span], int] = attrgetter("slots_used")
+) -> float | None:
+    used_s = sum(used(span) * (span.end_s - span.begin_s) for span in spans)
     return used_s / (_whole_s(spans) * slots) if spans else None
 
 

@@ -56,6 +56,8 @@ class JobProcesses:
     cost: CostModel
     running: dict[str, ProcessName] = field(default_factory=dict)
     """Of pods that run and are not being deleted, by uid."""
+    held: dict[str, ProcessName] = field(default_factory=dict)
+    """Of pods that have a node and have not ended, by uid."""
     ready: set[str] = field(default_factory=set)
     """Uids of workers that may compute."""
     complete: asyncio.Event = field(default_factory=asyncio.Event)
@@ -72,6 +74,9 @@ class JobProcesses:
 
     def count(self, role: Role) -> int:
         return sum(name.role is role for name in self.running.values())
+
+    def count_held(self, role: Role) -> int:
+        return sum(name.role is role for name in self.held.values())
 
     def counted(self) -> None:
         """Tell the workers whether there are enough of them."""
@@ -160,6 +165,10 @@ class SimulatedProcesses:
         name = pods.process_name(pod)
         if name.role is not Role.MASTER and job.ordered_s is None:
             job.ordered_s = asyncio.get_running_loop().time()
+        if pods.has_ended(pod):
+            job.held.pop(uid, None)
+        elif pod["spec"].get("nodeName"):
+            job.held[uid] = name
         if "deletionTimestamp" in pod["metadata"] or pods.has_ended(pod):
             self._stopped(job, uid)
         elif pods.is_running(pod) and uid not in self._tasks:
@@ -173,6 +182,7 @@ class SimulatedProcesses:
         uid, job = pods.uid(pod), self.jobs.get(pod["metadata"]["labels"][JOB_LABEL])
         if job is None:
             return
+        job.held.pop(uid, None)
         job.preempted += PREEMPTED in pods.exit_status(pod, asked=False).conditions
         self._stopped(job, uid)
 

@@ -49,14 +49,15 @@ def test_fairness_once_settled_leaves_out_the_time_after_a_job_came() -> None:
 
 def test_utilisation_leaves_out_the_time_in_which_workers_give_way() -> None:
     spans = [
-        Span(0, 4, {"a": 4}, 8, contended=True, services=4),
-        Span(4, 6, {"a": 2}, 4, contended=True, services=4, yielding=True),
-        Span(6, 8, {"a": 0}, 6, contended=True, services=6),
+        Span(0, 4, {"a": 4}, 8, contended=True, services=4, slots_held=8),
+        Span(4, 6, {"a": 2}, 4, contended=True, services=4, yielding=True, slots_held=5),
+        Span(6, 8, {"a": 0}, 6, contended=True, services=6, slots_held=7),
     ]
     times = {"a": JobTimes(0, 0.5, 1, math.inf), "late": JobTimes(2, 3, math.inf, math.inf)}
     found = figures(spans, times, {"a": 1}, slots=8, ideal_s=None, fair_s=None, preemptions=2)
     assert found.utilisation == pytest.approx((4 * 8 + 2 * 6) / (6 * 8))
     assert found.utilisation_with_waits == pytest.approx((4 * 8 + 2 * 4 + 2 * 6) / (8 * 8))
+    assert found.held == pytest.approx((4 * 8 + 2 * 7) / (6 * 8))
     assert found.makespan_s is None and found.ended == 0
     assert found.first_worker_s == {"a": 1} and found.waiting_s == 1
     assert "ideal_s" not in found.as_row() and found.as_row()["preemptions"] == 2
