@@ -106,7 +106,7 @@ MUTANTS = (
         "ended shards are not handed over",
         RING,
         "worker.ring.position:Position.of",
-        "if one.shard >= 0",
+        "if ended_shard.shard >= 0",
         "if False",
     ),
     Mutant(
@@ -155,7 +155,7 @@ MUTANTS = (
         "a read gives way to a plan that waits for the reader",
         RING,
         "worker.ring.reading:RingReading._gives_way",
-        "early and all(one in self._items for one in range(self._wanted, number))",
+        "early and all(earlier in self._items for earlier in range(self._wanted, number))",
         "early",
     ),
     Mutant(
