@@ -20,7 +20,7 @@ class Equivalent:
 EQUIVALENT = (
     Equivalent(
         "master.core.data.lease_limits:LeaseLimits.limit_s",
-        "limits += [self._lease_limit_s(ledger, one, compiles) for one in held if ledger]",
+        "limits += [self._lease_limit_s(ledger, lease, compiles) for lease in held if ledger]",
         "an if less",
         "without a ledger nothing is held: the condition is for the type checker",
     ),
