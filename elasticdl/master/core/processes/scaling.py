@@ -22,7 +22,7 @@ from elasticdl.master.core.processes.table import Life, Process
 DRAIN_GRACE_S = 30.0
 """A worker that drains may take this long to return its leases, then the cluster kills it."""
 END_GRACE_S = 5.0
-"""When the job is over: a process has nothing to return any more."""
+"""How long a process may take that is stopped when the job is over: it has nothing to return."""
 _STOP_MARGIN_S = 30.0
 _EXPLAIN_LIMIT_S = 60.0
 """Platforms report a lost node half a minute after its grace; only the process table waits."""
