@@ -1,6 +1,7 @@
 """The command line as a process, against a master that follows a script.
 
-Each verb runs as a process in some test; most looks at a job are calls in the test's own process.
+Each verb that these tests use runs as a process at least once; most looks at a job are calls in
+the test's own process.
 """
 
 from __future__ import annotations
@@ -456,6 +457,8 @@ def test_what_only_a_master_can_do_waits_for_the_next_one(
 def test_a_stop_at_once_between_two_masters_ends_the_job(
     elasticdl: Commands, restarting: subprocess.Popen[str]
 ) -> None:
+    log = elasticdl.directory / "jobs/returns/logs/master-0.log"
+    until("the next master has started", lambda: "=== master-0.1" in log.read_text())
     code, _, errors = elasticdl.call("stop", "returns", "--yes", "--now")
     assert code == 0 and "ended at once" in errors
     assert elasticdl.end(restarting)[0] == 130

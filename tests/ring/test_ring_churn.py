@@ -20,7 +20,7 @@ pytestmark = pytest.mark.process
 
 EPOCHS, MOST = (180, 12) if churn.SEEDS else (10, 2)
 RECORDS = 1437
-WORKERS = ("1:2", "1:3", "1:4", "2:4") if churn.SEEDS else ("1:3",)
+WORKERS = ("1:2", "1:3", "1:4", "2:4") if churn.SEEDS else ("2:3",)
 EVERY_S = (3.5, 6.5)
 STEPS = EPOCHS * RECORDS // 32
 PACE_S = 0.0 if churn.SEEDS else 0.03
