@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
-from elasticdl.cluster.base import Role
+from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.cluster.kubernetes.apiserver import ApiRefused, ApiServer
 from elasticdl.cluster.kubernetes.labels import MASTER, pod_name
 from elasticdl.cluster.kubernetes.planning import job_object
@@ -144,15 +144,10 @@ class _RunningJob:
         """Whether the master has asked for pods, and the job is not over."""
         return self.processes.ordered_s is not None and self.processes.over_s is None
 
-    @property
-    def slots(self) -> int:
-        servers = self.processes.count(Role.PS) if self.planned.servers else 0
-        return self.processes.count(Role.WORKER) + servers
-
-    @property
-    def slots_held(self) -> int:
-        servers = self.processes.count_held(Role.PS) if self.planned.servers else 0
-        return self.processes.count_held(Role.WORKER) + servers
+    def slots(self, pods: Mapping[str, ProcessName]) -> int:
+        """How many slots these pods of the job take."""
+        roles = (Role.WORKER, Role.PS) if self.planned.servers else (Role.WORKER,)
+        return sum(name.role in roles for name in pods.values())
 
 
 @final
@@ -264,11 +259,11 @@ class Experiment:
             begin_s,
             end_s,
             {name: job.processes.count(Role.WORKER) for name, job in live.items()},
-            sum(job.slots for job in live.values()) + placed,
+            sum(job.slots(job.processes.running) for job in live.values()) + placed,
             sum(job.planned.wish for job in live.values()) + wished > self._slots,
             placed,
             placed < wished,
-            sum(job.slots_held for job in self._jobs.values()) + placed,
+            sum(job.slots(job.processes.held) for job in self._jobs.values()) + placed,
         )
 
 

@@ -75,9 +75,6 @@ class JobProcesses:
     def count(self, role: Role) -> int:
         return sum(name.role is role for name in self.running.values())
 
-    def count_held(self, role: Role) -> int:
-        return sum(name.role is role for name in self.held.values())
-
     def counted(self) -> None:
         """Tell the workers whether there are enough of them."""
         if len(self.ready) >= self.cost.whole:
@@ -165,11 +162,12 @@ class SimulatedProcesses:
         name = pods.process_name(pod)
         if name.role is not Role.MASTER and job.ordered_s is None:
             job.ordered_s = asyncio.get_running_loop().time()
-        if pods.has_ended(pod):
+        ended = pods.has_ended(pod)
+        if ended:
             job.held.pop(uid, None)
         elif pod["spec"].get("nodeName"):
             job.held[uid] = name
-        if "deletionTimestamp" in pod["metadata"] or pods.has_ended(pod):
+        if ended or "deletionTimestamp" in pod["metadata"]:
             self._stopped(job, uid)
         elif pods.is_running(pod) and uid not in self._tasks:
             job.running[uid] = name
