@@ -11,12 +11,24 @@ from pathlib import Path
 from elasticdl.cli import main
 
 
+class _Text(io.TextIOWrapper):
+    """A stream in UTF-8, as in most users' terminals."""
+
+    def __init__(self) -> None:
+        self._bytes = io.BytesIO()
+        super().__init__(self._bytes, "utf-8", newline="")
+
+    def text(self) -> str:
+        self.flush()
+        return self._bytes.getvalue().decode()
+
+
 def call(*arguments: str, directory: Path | None = None) -> tuple[int, str, str]:
     """Run a command as from `directory`; its exit code, stdout and stderr."""
-    output, errors = io.StringIO(), io.StringIO()
+    output, errors = _Text(), _Text()
     with chdir(directory or "."), redirect_stdout(output), redirect_stderr(errors):
         code = main.run(arguments)
-    return code, output.getvalue(), errors.getvalue()
+    return code, output.text(), errors.text()
 
 
 def printed(*arguments: str) -> str:

@@ -560,9 +560,11 @@ void large_blocks_are_used_again_and_by_one_at_a_time() {
       for (size_t i = 0; i < 200; ++i) {
         const size_t bytes = (1 + (i * 7 + static_cast<size_t>(t)) % 5) * kMiB;
         char* const at = buffer.room(bytes);
-        // One byte of each page: ThreadSanitizer takes seconds for gigabytes of them.
+        // One byte of each page, and the last one: ThreadSanitizer takes seconds for gigabytes of them.
         for (size_t k = 0; k < bytes; k += kPage) at[k] = static_cast<char>(t);
+        at[bytes - 1] = static_cast<char>(t);
         std::this_thread::yield();
+        if (at[bytes - 1] != t) ++torn;
         for (size_t k = 0; k < bytes; k += kPage) {
           if (at[k] != t) ++torn;
         }

@@ -69,7 +69,7 @@ def test_a_job_with_momentum_takes_the_steps_of_plain_keras(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On two servers; `test_ps_steps.py` has other numbers of both, without processes."""
+    """On two servers; `test_ps_steps.py` has more workers and one server, without processes."""
     (tmp_path / "shared_steps.py").write_text(MODULE)
     random = np.random.default_rng(0)
     ids = random.integers(0, 16, RECORDS)
