@@ -106,7 +106,7 @@ class Data:
         shard, window = part
         batch: tuple[Any, Any] | None = self._sources.sieve(task)(
             window.records, shard, window.places
-        ).batch
+        ).minibatch
         return batch
 
     def test(self) -> Iterator[Part]:

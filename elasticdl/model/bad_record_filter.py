@@ -62,7 +62,7 @@ class Fed:
     `bad` records were left out; `bad_examples` describes up to three of them.
     """
 
-    batch: tuple[Any, Any] | None
+    minibatch: tuple[Any, Any] | None
     bad: int = 0
     bad_examples: tuple[str, ...] = ()
 

@@ -269,9 +269,9 @@ class JobPreflight:
             good = block.count - block.bad
             fed = sieve(block.records, shard, range(seen, seen + good)) if good else Fed(None)
             self.warnings += [text for text in fed.bad_examples if text not in self.warnings]
-            if fed.batch is not None:
-                self.grouping = self.grouping or grouping(fed.batch, good)
-                return fed.batch
+            if fed.minibatch is not None:
+                self.grouping = self.grouping or grouping(fed.minibatch, good)
+                return fed.minibatch
             seen += good
         return None
 

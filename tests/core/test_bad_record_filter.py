@@ -75,7 +75,7 @@ def test_exactly_the_records_that_are_refused_alone_are_left_out(
     sieve = BadRecordFilter(feed_without(*bad), Table(), max_bad_records=50)
     fed = sieve(rows(*numbers), SHARD, order)
     kept = [number for number in numbers if number not in bad]
-    assert fed.batch == ((kept, None) if kept else None)
+    assert fed.minibatch == ((kept, None) if kept else None)
     assert fed.bad == len(bad)
     first = [number for number in numbers if number in bad][:3]
     assert fed.bad_examples == tuple(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.job_choices import Shuffle
 from elasticdl.master.core.command_buffer import ImpossibleTransition
-from elasticdl.master.core.data.counts import Count, Ids
+from elasticdl.master.core.data.counts import EpochCount, ShardIds
 from elasticdl.master.core.data.ledger import Ledger
 from elasticdl.master.core.data.pieces import Blame, HeldShard, Stage
 from elasticdl.master.core.data.sharding import ShardPlan, shard_records
@@ -79,17 +79,17 @@ def taken(ledger: Ledger, worker: ProcessName) -> HeldShard:
 
 
 def make(records: int = 40, size: int = 20, epochs: int = 1, task: Task = Task.TRAINING) -> Ledger:
-    return Ledger(ShardPlan((Source("a", records),), size, epochs), Ids(), task=task)
+    return Ledger(ShardPlan((Source("a", records),), size, epochs), ShardIds(), task=task)
 
 
 def test_the_totals_are_the_sums_of_all_epochs() -> None:
     ledger = make()
-    ledger.counts = [Count(0, 10, 20, 30, 40, 50, 60, 70), Count(1, 1, 2, 3, 4, 5, 6, 7)]
-    assert ledger.totals() == Count(2, 11, 22, 33, 44, 55, 66, 77)
+    ledger.counts = [EpochCount(0, 10, 20, 30, 40, 50, 60, 70), EpochCount(1, 1, 2, 3, 4, 5, 6, 7)]
+    assert ledger.totals() == EpochCount(2, 11, 22, 33, 44, 55, 66, 77)
 
 
 def test_what_is_left_is_neither_trained_nor_given_up() -> None:
-    count = Count(0, 10, 1, trained=3, repeated=9, bad=2, parked=1, forgone=4)
+    count = EpochCount(0, 10, 1, trained=3, repeated=9, bad=2, parked=1, forgone=4)
     assert count.left == 10 + 4 - 3 - 2 - count.lost
 
 
@@ -220,7 +220,7 @@ def test_what_remains_is_neither_done_nor_given_up_in_all_epochs() -> None:
 
 
 def test_ids_are_given_once_and_in_order() -> None:
-    ids = Ids()
+    ids = ShardIds()
     assert not ids.given(ShardId(0))
     assert [ids.reserve(3), ids.reserve(2)] == [0, 3]
     assert [ids.given(ShardId(id)) for id in (-1, 0, 4, 5)] == [False, True, True, False]
@@ -510,9 +510,9 @@ def test_shards_returned_before_a_checkpoint_reuse_no_attempt_of_a_lost_ledger()
 def test_what_workers_did_comes_to_what_is_trained_and_undone_after_weights_were_lost() -> None:
     lost, again = make(epochs=3), make(epochs=3)
     lost.done_by[A], lost.undone, lost.partly_pushed = 55, 7, 3
-    lost.counts = [Count(0, 40, 0, trained=40), Count(1, 40, 2, trained=8, repeated=5)]
+    lost.counts = [EpochCount(0, 40, 0, trained=40), EpochCount(1, 40, 2, trained=8, repeated=5)]
     # The checkpoint has less of the first epoch than was reported, and more of the second.
-    again.counts = [Count(0, 40, 1, trained=30), Count(1, 40, 1, trained=20)]
+    again.counts = [EpochCount(0, 40, 1, trained=30), EpochCount(1, 40, 1, trained=20)]
     assert again.replaces(lost, B) == 10
     assert (again.undone, again.partly_pushed) == (17, 3)
     assert again.done_by == {A: 55, B: 12}
@@ -522,9 +522,9 @@ def test_what_workers_did_comes_to_what_is_trained_and_undone_after_weights_were
 
 def test_epochs_that_a_lost_ledger_had_begun_and_its_checkpoint_had_not_are_repeated() -> None:
     lost, again = make(epochs=4), make(epochs=4)
-    lost.counts = [Count(0, 40, 0, trained=40), Count(1, 40, 2, trained=8, repeated=5)]
+    lost.counts = [EpochCount(0, 40, 0, trained=40), EpochCount(1, 40, 2, trained=8, repeated=5)]
     lost.repeated_before = {0: 99, 1: 98, 2: 4}
-    again.counts = [Count(0, 40, 0, trained=40)]
+    again.counts = [EpochCount(0, 40, 0, trained=40)]
     assert again.replaces(lost, B) == 8
     assert again.repeated_before == {1: 13, 2: 4}
     again._open_epoch()

@@ -16,7 +16,7 @@ from elasticdl.job_choices import Shuffle
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.core.codec import event_of, event_plain
-from elasticdl.master.core.data.counts import Ids
+from elasticdl.master.core.data.counts import ShardIds
 from elasticdl.master.core.data.ledger import Ledger
 from elasticdl.master.core.data.pieces import Blame, Stage
 from elasticdl.master.core.data.shard_list import (
@@ -38,7 +38,7 @@ WORKERS = [ProcessName(Role.WORKER, index) for index in range(3)]
 def make(shards: int, epochs: int = 1) -> Ledger:
     return Ledger(
         ShardPlan((Source("a", shards * 10),), 10, epochs, Shuffle.SHARDS, 5),
-        Ids(),
+        ShardIds(),
         task=Task.TRAINING,
     )
 

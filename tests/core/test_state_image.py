@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from elasticdl.master.core.data.counts import Count
+from elasticdl.master.core.data.counts import EpochCount
 from elasticdl.master.core.image import image_of, restore
 from elasticdl.master.core.state import JobState
 from tests.core.random_history import SPEC, Script, canonical
@@ -42,13 +42,13 @@ def test_a_state_from_an_image_is_equal_and_decides_alike(seed: int) -> None:
 
 
 def test_an_image_leaves_out_what_a_value_is_made_with_anyway() -> None:
-    name = "elasticdl.master.core.data.counts:Count"
+    name = "elasticdl.master.core.data.counts:EpochCount"
     required = {"epoch": 0, "expected": 10, "unfinished": 2}
-    assert image_of(Count(0, 10, 2), {}) == [[name, required]]
-    (_, state), *_ = image_of(Count(0, 10, 2, repeated=5, bad=0), {})
+    assert image_of(EpochCount(0, 10, 2), {}) == [[name, required]]
+    (_, state), *_ = image_of(EpochCount(0, 10, 2, repeated=5, bad=0), {})
     assert state == required | {"repeated": 5}
     # Equal values of other types are not the same: JSON keeps them apart.
-    (_, state), *_ = image_of(Count(0, 10, 2, bad=False), {})
+    (_, state), *_ = image_of(EpochCount(0, 10, 2, bad=False), {})
     assert state == required | {"bad": False}
 
 
@@ -68,16 +68,16 @@ def test_an_image_of_another_version_is_refused() -> None:
 
 
 def test_an_image_without_a_field_that_has_no_default_is_refused() -> None:
-    image = image_of(Count(0, 10, 2), {})
+    image = image_of(EpochCount(0, 10, 2), {})
     del image[0][1]["expected"]
-    with pytest.raises(ValueError, match=r"Count differs in \['expected'\]"):
-        restore(Count(0, 0, 0), image, {})
+    with pytest.raises(ValueError, match=r"EpochCount differs in \['expected'\]"):
+        restore(EpochCount(0, 0, 0), image, {})
 
 
 def test_a_field_that_an_image_leaves_out_gets_its_default() -> None:
-    count = Count(1, 2, 3, bad=4)
-    restore(count, image_of(Count(0, 10, 2, trained=7), {}), {})
-    assert count == Count(0, 10, 2, trained=7)
+    count = EpochCount(1, 2, 3, bad=4)
+    restore(count, image_of(EpochCount(0, 10, 2, trained=7), {}), {})
+    assert count == EpochCount(0, 10, 2, trained=7)
 
 
 def test_an_image_without_one_of_its_objects_is_refused() -> None:
@@ -103,7 +103,7 @@ def test_an_image_makes_values_of_frozen_classes_only() -> None:
 
 
 def test_a_state_with_a_value_of_a_foreign_class_has_no_image() -> None:
-    count: Any = Count(0, 10, 2)
+    count: Any = EpochCount(0, 10, 2)
     count.trained = PurePath("a")
     with pytest.raises(TypeError, match="use plain values"):
         image_of(count, {})

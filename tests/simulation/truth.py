@@ -29,7 +29,7 @@ from elasticdl.errors import ElasticDLError, ExitCode
 from elasticdl.job_status import Receipt, UpdateCounts
 from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened
-from elasticdl.master.core.data.counts import Ids
+from elasticdl.master.core.data.counts import ShardIds
 from elasticdl.master.core.data.resuming import resume
 from elasticdl.master.core.job_context import Phase
 from elasticdl.master.core.processes.autoscale_decision import Kind
@@ -391,7 +391,7 @@ class Truth:
     def _check_pieces(self, command: do.SaveSnapshot, path: str, log: Iterable[Key]) -> None:
         """Whether a job that resumes would train just the records that are not in the weights."""
         plan, epochs = self._world.plan, self._world.plan.spec.data.num_epochs
-        ledger = resume(command.ledger, plan.training, epochs, Ids()).ledger
+        ledger = resume(command.ledger, plan.training, epochs, ShardIds()).ledger
         if plan.bad_every or ledger.stopped:
             return
         shards = ledger.plan

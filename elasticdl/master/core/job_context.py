@@ -19,7 +19,7 @@ from elasticdl.job_choices import Action
 from elasticdl.job_status import UpdateCounts
 from elasticdl.master.core.command_buffer import CommandBuffer
 from elasticdl.master.core.commands import RecordMetrics
-from elasticdl.master.core.data.counts import Count, Ids
+from elasticdl.master.core.data.counts import EpochCount, ShardIds
 from elasticdl.master.core.data.ledger import Ledger
 from elasticdl.master.core.data.pieces import Piece
 from elasticdl.master.core.data.singleton_tasks import Export, attempts
@@ -109,7 +109,7 @@ class JobContext:
     spec: JobSpec
     orders: CommandBuffer = field(default_factory=CommandBuffer)
     processes: Processes = field(default_factory=Processes)
-    ids: Ids = field(default_factory=Ids)
+    ids: ShardIds = field(default_factory=ShardIds)
     budgets: Budgets = field(default_factory=lambda: Budgets(0))
     memory: MemoryLimits = field(default_factory=lambda: MemoryLimits({}))
     limits: Limits = field(default_factory=Limits)
@@ -386,7 +386,7 @@ class JobContext:
         else:
             self.fail(text, hint=f"{hint} with --max-failed-shards")
 
-    def check_bad(self, count: Count, examples: tuple[str, ...]) -> None:
+    def check_bad(self, count: EpochCount, examples: tuple[str, ...]) -> None:
         """Compare the bad records of one pass with the user's limit."""
         self.bad_examples.extend(examples[: max(0, 3 - len(self.bad_examples))])
         limit = self.spec.data.max_bad_records

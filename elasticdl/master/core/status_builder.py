@@ -28,7 +28,7 @@ from elasticdl.job_status import (
 )
 from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
 from elasticdl.master.core.coordination import Coordination
-from elasticdl.master.core.data.counts import Count
+from elasticdl.master.core.data.counts import EpochCount
 from elasticdl.master.core.data.ledger import Ledger
 from elasticdl.master.core.data.pieces import HeldShard, Stage
 from elasticdl.master.core.evaluation.rounds import Evaluation
@@ -76,7 +76,7 @@ def receipt(context: JobContext, ledger: Ledger | None, newest: int | None = Non
     )
 
 
-def _row(epoch: int, count: Count) -> ReceiptEpoch:
+def _row(epoch: int, count: EpochCount) -> ReceiptEpoch:
     return ReceiptEpoch(
         epoch, count.planned, count.trained, count.repeated, count.bad, count.lost, count.left
     )

@@ -36,7 +36,7 @@ def first_batch(sources: Sources, task: Task) -> tuple[Structure, Structure]:
         for window in LoadedShard.read(shard, reader.read(shard)).windows(
             order_of(shard.records, None), 0, shard.records
         ):
-            batch = feed(window.records, shard, window.places).batch if window.good else None
+            batch = feed(window.records, shard, window.places).minibatch if window.good else None
             if batch is not None:
                 return batch
     raise UserError(

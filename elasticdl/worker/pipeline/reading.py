@@ -153,7 +153,11 @@ class Feeding:
             if window.good:
                 with self._gauges.timed("feed_ms", TimeUse.FEED), self._watch.doing("feed"):
                     fed = feed(window.records, shard, window.places)
-                pair, bad, examples = fed.batch, bad + fed.bad, (*examples, *fed.bad_examples)[:3]
+                pair, bad, examples = (
+                    fed.minibatch,
+                    bad + fed.bad,
+                    (*examples, *fed.bad_examples)[:3],
+                )
             last = window.end == shard.records
             # Its records count with the next batch, which pushes: the servers must not have gaps.
             if pair is None and not last:

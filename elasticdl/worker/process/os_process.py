@@ -21,7 +21,9 @@ The cluster kills a stopped process after a grace, which depends on who stops it
 - the master, to scale down, to replace or to stop: `DRAIN_GRACE_S` (30 s) there;
 - Kubernetes, to preempt or evict: `GRACE_S` (30 s) of `cluster/kubernetes/planning.py`.
 
-A worker does not know its grace, so this is a little less than the shortest of these.
+A second stop, a lost process and a cluster that closes leave less time, or none: nobody waits for
+what the worker would return. A worker does not know its grace, so this is a little less than the
+shortest of the list.
 """
 
 FAIL_S = 30.0

@@ -306,12 +306,12 @@ class Checkpointing:
 
     def version_changed(self) -> None:
         """Request a checkpoint if the servers' new version makes one due."""
-        if self.intervals.due_by_steps():
+        if self.intervals.take_step_interval():
             self.request(f"version {self._context.version}")
 
     def mark_of(self, version: int) -> UpdateMark | None:
         """The updates of this run that a server has that restored `version`; None: not known."""
-        if (saved := self.complete.of(version)) is not None:
+        if (saved := self.complete.at_version(version)) is not None:
             return saved.mark
         if self.saving is not None and self.saving.version == version:
             # A server restored it, so it is complete, before the master was told so.

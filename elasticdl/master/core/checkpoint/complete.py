@@ -39,7 +39,7 @@ class CompleteCheckpoints:
         """Note the checkpoint that the job begins with, and its ledger ('' for a new one)."""
         self._begun = Saved(0, path, 0, 0.0, ledger, NOTHING) if path else None
 
-    def of(self, version: int) -> Saved | None:
+    def at_version(self, version: int) -> Saved | None:
         """The newest checkpoint of that version; None if there is none."""
         return next(
             (saved for saved in reversed(self.saved) if saved.version == version),

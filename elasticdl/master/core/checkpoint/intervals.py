@@ -64,8 +64,8 @@ class Intervals:
             >= max(0.0 if early else seconds, _PAUSE_FACTOR * self._took_s)
         )
 
-    def due_by_steps(self) -> bool:
-        """Whether the servers' new version makes a checkpoint due, which is told once."""
+    def take_step_interval(self) -> bool:
+        """Whether the version has passed an interval of steps; the next one counts from here."""
         steps, version = self._context.spec.checkpoint.checkpoint_steps, self._context.version
         # A server came back with an older part: count intervals from there, or none would be due
         # until the version has caught up.

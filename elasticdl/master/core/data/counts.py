@@ -1,4 +1,4 @@
-"""What an epoch has of records, and the ids that shards have used."""
+"""The records of an epoch by outcome, and the ids that shards have used."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from elasticdl.shard import ShardId
 
 
 @dataclass(slots=True)
-class Ids:
+class ShardIds:
     """Shard ids, each used once in a job across epochs, tasks and rounds."""
 
     next: int = 0
@@ -24,7 +24,7 @@ class Ids:
 
 
 @dataclass(slots=True)
-class Count:
+class EpochCount:
     """One epoch in records. `unfinished` counts its shards that are neither done nor parked."""
 
     epoch: int

@@ -179,8 +179,8 @@ class Leasing:
     def healthy_workers(self, *, but: ProcessName | None = None) -> list[ProcessName]:
         """Workers that are up and not slow."""
         live = self._context.processes.live_workers()
-        names = (worker.name for worker in live if worker.up and not worker.slow_times)
-        return [name for name in names if name != but]
+        healthy = (worker for worker in live if worker.up and not worker.slow_times)
+        return [worker.name for worker in healthy if worker.name != but]
 
     def left_s(self, but: ProcessName) -> float | None:
         """How long the healthy workers without `but` need for the rest; None if that is unknown."""

@@ -1,8 +1,8 @@
 """The data ledger: which records are to do, leased, done or parked.
 
 It never drops a record silently. For each epoch: expected = trained + bad + given up (parked) + the
-rest of every returned or held piece + fresh shards. At the end `Count.lost` is computed from this
-equation, not assumed.
+rest of every returned or held piece + fresh shards. At the end `EpochCount.lost` is computed from
+this equation, not assumed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import final
 from elasticdl.cluster.base import ProcessName
 from elasticdl.dropped import DropCause
 from elasticdl.master.core.command_buffer import ImpossibleTransition
-from elasticdl.master.core.data.counts import Count, Ids
+from elasticdl.master.core.data.counts import EpochCount, ShardIds
 from elasticdl.master.core.data.pieces import Blame, HeldShard, Piece, Stage, reached
 from elasticdl.master.core.data.sharding import ShardPlan
 from elasticdl.shard import Applied, Lease, ShardId, Task
@@ -32,11 +32,11 @@ class Ledger:
 
     DERIVED = frozenset({"_order"})
 
-    def __init__(self, plan: ShardPlan, ids: Ids, *, task: Task) -> None:
+    def __init__(self, plan: ShardPlan, ids: ShardIds, *, task: Task) -> None:
         self.plan = plan
         self.task = task
         self.keeps_progress = task is not Task.EVALUATION
-        self.counts: list[Count] = []
+        self.counts: list[EpochCount] = []
         self.returned: deque[Piece] = deque()
         # In the order of granting; settling relies on it.
         self.held: dict[ShardId, HeldShard] = {}
@@ -132,9 +132,9 @@ class Ledger:
         """The newest epoch that was opened, counting from 0."""
         return max(0, len(self.counts) - 1)
 
-    def totals(self) -> Count:
+    def totals(self) -> EpochCount:
         """The sum over opened epochs; `epoch` is their number."""
-        total = Count(len(self.counts), 0, 0)
+        total = EpochCount(len(self.counts), 0, 0)
         for count in self.counts:
             total.expected += count.expected
             total.unfinished += count.unfinished
@@ -224,7 +224,7 @@ class Ledger:
     def _open_epoch(self) -> None:
         repeated = self.repeated_before.pop(len(self.counts), 0)
         self.counts.append(
-            Count(len(self.counts), self.plan.records, self.plan.shards, repeated=repeated)
+            EpochCount(len(self.counts), self.plan.records, self.plan.shards, repeated=repeated)
         )
         self._order = self.plan.order(self.epoch)
         self._cursor = 0
@@ -261,7 +261,7 @@ class Ledger:
         self.done_by[holder] += self.totals().trained - (lost.totals().trained - vain)
         return vain
 
-    def reopen(self, counts: Iterable[Count], cursor: int, first_id: int) -> None:
+    def reopen(self, counts: Iterable[EpochCount], cursor: int, first_id: int) -> None:
         """Continue at the position of an earlier job, before anything is taken."""
         self.counts = list(counts)
         self.resumed = sum(count.trained for count in self.counts)

@@ -13,7 +13,7 @@ from typing import Any
 from elasticdl.errors import UserError
 from elasticdl.job_choices import Shuffle
 from elasticdl.job_status import NO_UPDATES, UpdateCounts
-from elasticdl.master.core.data.counts import Count, Ids
+from elasticdl.master.core.data.counts import EpochCount, ShardIds
 from elasticdl.master.core.data.ledger import Ledger
 from elasticdl.master.core.data.pieces import HeldShard, Piece, reached
 from elasticdl.master.core.data.sharding import ShardPlan
@@ -55,7 +55,7 @@ class RunBefore:
 
 def ledger_json(
     ledger: Ledger,
-    ids: Ids,
+    ids: ShardIds,
     applied: Mapping[str, Applied],
     *,
     ring_at: Mapping[ShardId, int] | None = None,
@@ -103,7 +103,7 @@ def ledger_json(
 
 
 def _held_pieces(
-    ledger: Ledger, counts: list[Count], applied: Mapping[str, Applied]
+    ledger: Ledger, counts: list[EpochCount], applied: Mapping[str, Applied]
 ) -> Iterable[Piece]:
     workers = dict.fromkeys(held.worker for held in ledger.held.values())
     for worker in workers:
@@ -114,7 +114,7 @@ def _held_pieces(
 
 
 def _ring_pieces(
-    ledger: Ledger, counts: list[Count], ring_at: Mapping[ShardId, int]
+    ledger: Ledger, counts: list[EpochCount], ring_at: Mapping[ShardId, int]
 ) -> Iterable[Piece]:
     mine = list(ledger.held.values())
     return _at_cut(
@@ -122,7 +122,7 @@ def _ring_pieces(
     )
 
 
-def _at_cut(mine: list[HeldShard], counts: list[Count], offsets: list[int]) -> Iterable[Piece]:
+def _at_cut(mine: list[HeldShard], counts: list[EpochCount], offsets: list[int]) -> Iterable[Piece]:
     for held, offset in zip(mine, offsets, strict=True):
         piece, count = held.piece, counts[held.piece.epoch]
         bad = held.bad_until(offset) - held.bad
@@ -145,7 +145,7 @@ def _piece_plain(piece: Piece) -> dict[str, Any]:
     }
 
 
-def resume(text: str, training: tuple[Source, ...], epochs: int, ids: Ids) -> Resumed:
+def resume(text: str, training: tuple[Source, ...], epochs: int, ids: ShardIds) -> Resumed:
     """Resume the ledger of a checkpoint, up to `epochs` epochs in total.
 
     Sharding, order and seed come from the ledger, so partly done pieces stay valid. Raises
@@ -197,7 +197,7 @@ def begin_again(plan: ShardPlan, before: RunBefore) -> tuple[str, int]:
 
     They count as repeated if they are the same data.
     """
-    ids = Ids()
+    ids = ShardIds()
     text = ledger_json(Ledger(plan, ids, task=Task.TRAINING), ids, {})
     more = before.killed or before.at_least
     if not _same(before.sources, plan.sources):
@@ -275,7 +275,9 @@ def _trained_by_epoch(plain: Mapping[str, Any], before: RunBefore, epochs: int) 
     return by_epoch
 
 
-def _rebuild(plain: dict[str, Any], training: tuple[Source, ...], epochs: int, ids: Ids) -> Resumed:
+def _rebuild(
+    plain: dict[str, Any], training: tuple[Source, ...], epochs: int, ids: ShardIds
+) -> Resumed:
     sources = tuple(Source(**source) for source in plain["sources"])
     _check_same(sources, training)
     plan = ShardPlan(
@@ -284,7 +286,9 @@ def _rebuild(plain: dict[str, Any], training: tuple[Source, ...], epochs: int, i
     # Reserve all old ids before any new shard is made.
     ids.next = max(ids.next, plain["next_id"])
     ledger = Ledger(plan, ids, task=Task.TRAINING)
-    ledger.reopen((Count(**count) for count in plain["counts"]), plain["cursor"], plain["first_id"])
+    ledger.reopen(
+        (EpochCount(**count) for count in plain["counts"]), plain["cursor"], plain["first_id"]
+    )
     ledger.returned.extend(
         piece for piece in (_piece(plan, entry) for entry in plain["pieces"]) if piece.rest
     )
