@@ -13,12 +13,13 @@ from typing import Any, final
 
 
 @contextmanager
-def executed_at_first_use(names: Collection[str]) -> Iterator[None]:
+def executed_at_first_use(names: Collection[str], parts_of: Collection[str] = ()) -> Iterator[None]:
     """In the body, an import of one of these modules makes it, but does not execute it.
 
-    It is executed when one of its own names is first used. Absent modules are ignored.
+    It is executed when one of its own names is first used. `parts_of`: so are the modules of these
+    packages. Absent modules are ignored.
     """
-    finder = _Later(names)
+    finder = _Later(names, parts_of)
     sys.meta_path.insert(0, finder)
     try:
         yield
@@ -30,14 +31,14 @@ def executed_at_first_use(names: Collection[str]) -> Iterator[None]:
 class _Later(MetaPathFinder):
     """Finds these modules, and has them executed later."""
 
-    def __init__(self, names: Collection[str]) -> None:
-        self._names = names
+    def __init__(self, names: Collection[str], parts_of: Collection[str]) -> None:
+        self._names, self._parts_of = names, parts_of
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """See MetaPathFinder."""
-        if fullname not in self._names:
+        if fullname not in self._names and fullname.rpartition(".")[0] not in self._parts_of:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:

@@ -27,6 +27,39 @@ tf_keras = sys.modules["keras._tf_keras"].keras
 found = keras.wrappers.SKLearnClassifier, tf_keras.wrappers.SKLearnRegressor
 print(before, "sklearn" in sys.modules, *(one.__name__ for one in found))
 """
+TENSORFLOW = """
+import sys
+from elasticdl.model.tensorflow_import import load_tensorflow
+load_tensorflow()
+import tensorflow as tf
+LATER = (
+    "tensorflow.lite.python.lite",
+    "tensorflow.python.framework.test_util",
+    "tensorflow.python.distribute.failure_handling.failure_handling",
+    "tensorflow.python.tpu.tpu_embedding",
+    "scipy",
+    "urllib3",
+)
+print(*(name in sys.modules for name in LATER))
+print(tf.compat.v1.global_variables.__name__)
+print(*(name in sys.modules for name in LATER))
+import requests
+from tensorflow.compat.v1 import tpu
+from tensorflow.compat.v2.nn import relu
+from tensorflow.python.keras.models import training_v1
+used = (
+    tf.compat.v1.train.AdamOptimizer,
+    tf.compat.v1.compat.v2.keras.Model,
+    tf.distribute.experimental.PreemptionCheckpointHandler,
+    tf.lite.TFLiteConverter,
+    tf.test.TestCase,
+    training_v1.Model,
+    requests.get,
+    tpu.experimental.embedding.TPUEmbedding,
+    relu,
+)
+print(*(one.__name__ for one in used))
+"""
 KUBERNETES = """
 import asyncio
 import sys
@@ -88,6 +121,19 @@ def test_scikit_learn_is_imported_with_keras_by_those_only_who_use_its_wrappers(
 ) -> None:
     words = ["False", "True", "SKLearnClassifier", "SKLearnRegressor"]
     assert printed(KERAS, tmp_path) == words
+
+
+def test_parts_of_tensorflow_are_imported_by_those_only_who_use_them(tmp_path: Path) -> None:
+    words = ["False"] * 6 + ["global_variables"] + ["False"] * 6
+    words += ["AdamOptimizer", "Model", "PreemptionCheckpointHandler", "TFLiteConverterV2"]
+    assert printed(TENSORFLOW, tmp_path) == [
+        *words,
+        "TensorFlowTestCase",
+        "Model",
+        "get",
+        "TPUEmbedding",
+        "relu",
+    ]
 
 
 def test_commands_on_a_cluster_import_what_they_use_of_the_client_only(tmp_path: Path) -> None:
