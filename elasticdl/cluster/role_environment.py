@@ -21,6 +21,7 @@ On a busy machine a master needs a minute to start, and the first ones may be ki
 """
 KEPT_MEMORY = "ELASTICDL_KEPT_MEMORY"
 IN_PLACE = "ELASTICDL_IN_PLACE"
+GRACE = "ELASTICDL_GRACE_S"
 
 
 @final
@@ -108,3 +109,11 @@ def step_threads() -> int:
     """How many threads a step may use, as the cluster says; 0 if it says nothing."""
     text = os.environ.get("ELASTICDL_THREADS", "0")
     return int(text) if text.isdecimal() else 0
+
+
+def grace_s() -> float:
+    """Seconds from SIGTERM until the platform kills this process, unless it gets an order to drain.
+
+    On one machine nothing kills a process that a person ends: it takes as long as a pod.
+    """
+    return float(os.environ.get(GRACE, "30"))

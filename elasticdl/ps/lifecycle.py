@@ -270,7 +270,7 @@ def _follow_orders(orders: Iterator[Order], asked: threading.Event) -> Load | Re
                 return order
             case Finish():
                 return ExitCode.DONE
-            case Drain(reason):
+            case Drain(reason, _):
                 _log.info("draining: %s", reason)
                 return ExitCode.DRAINED
             case TellState():

@@ -231,9 +231,13 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Finish the step, return the leases, leave with exit code DRAINED."""
+    """Finish the step, return the leases, leave with exit code DRAINED.
+
+    The process is killed after `grace_s`.
+    """
 
     reason: str
+    grace_s: float
 
 
 @dataclass(frozen=True, slots=True)

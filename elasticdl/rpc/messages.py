@@ -238,8 +238,8 @@ def lease_answer_from_wire(message: pb.LeaseReply) -> LeaseAnswer:
 def order_to_wire(order: Order) -> pb.Order:
     """Order -> message."""
     match order:
-        case Drain(reason):
-            return pb.Order(drain=reason)
+        case Drain(reason, grace_s):
+            return pb.Order(drain=reason, grace_s=grace_s)
         case Revoke(reason, revocation):
             return pb.Order(revoke=pb.Revoke(reason=reason, revocation=revocation))
         case Servers(addresses, first, tokens):
@@ -267,7 +267,9 @@ def order_from_wire(message: pb.Order) -> Order:
     """Message -> order. Raises ValueError for an empty or invalid one."""
     match message.WhichOneof("order"):
         case "drain":
-            return Drain(message.drain)
+            if not message.grace_s > 0:
+                raise ValueError(f"grace_s is {message.grace_s}, expected more than 0")
+            return Drain(message.drain, message.grace_s)
         case "revoke":
             return Revoke(message.revoke.reason, _count(message.revoke.revocation, "revocation"))
         case "servers":

@@ -7,6 +7,7 @@ reaches a thread that does not block it ends the process instead of draining it.
 from __future__ import annotations
 
 from elasticdl.cluster.local.parent_death import die_with_parent
+from elasticdl.cluster.role_environment import grace_s
 from elasticdl.own_process import hold_signals, log_to_stderr
 from elasticdl.worker.process.os_process import drain_on_signal, end_by_force, leave
 from elasticdl.worker.process.shutdown import Shutdown
@@ -18,7 +19,7 @@ def main() -> None:
     hold_signals()
     log_to_stderr()
     shutdown = Shutdown()
-    drain_on_signal(shutdown)
+    drain_on_signal(shutdown, grace_s())
     end_by_force(shutdown)
     from elasticdl.worker.lifecycle import log_error, run
 

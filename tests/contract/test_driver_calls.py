@@ -571,7 +571,7 @@ def test_a_worker_that_is_stopped_is_told_why(stage: Stage) -> None:
     orders = client.orders()
     next(orders)
     stage.order(do.StopProcess(WORKER, 5.0, "scaled down to 1"))
-    assert next(orders) == Drain("scaled down to 1")
+    assert next(orders) == Drain("scaled down to 1", 5.0)
 
 
 def test_orders_end_when_the_client_is_closed(

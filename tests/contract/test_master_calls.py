@@ -247,8 +247,8 @@ def test_orders_stay_queued_while_the_connection_drops_them() -> None:
                     yield pb.Order(drain=repr(order))
 
     async def story() -> None:
-        orders.put(name, Drain("one"))
-        orders.put(name, Drain("two"))
+        orders.put(name, Drain("one", 30.0))
+        orders.put(name, Drain("two", 30.0))
         server = CallServer(lambda caller: TOKEN)
         server.serve(Ordering(), check)
         connection = call_server._Connection(server)
@@ -261,7 +261,7 @@ def test_orders_stay_queued_while_the_connection_drops_them() -> None:
         assert len(wire.written) == 3
         next_stream = orders.stream(name)
         came = [await anext(next_stream) for _ in range(3)]
-        assert came[1:] == [Drain("one"), Drain("two")]
+        assert came[1:] == [Drain("one", 30.0), Drain("two", 30.0)]
 
     with socket.socket() as unused:
         wire = Wire(unused, 2)

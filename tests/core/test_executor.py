@@ -91,7 +91,7 @@ def asked(command: do.Command) -> list[tuple[Any, ...]]:
         (
             do.StopProcess(WORKER, 5.0, "scaled"),
             [
-                ("orders.put", WORKER, Drain("scaled")),
+                ("orders.put", WORKER, Drain("scaled", 5.0)),
                 ("deps.launcher.stop", WORKER, 5.0, False),
                 ("queue.spawn", "stop of worker-0"),
             ],

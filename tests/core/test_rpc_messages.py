@@ -113,7 +113,7 @@ def test_an_answer_comes_back_as_it_was(answer: Wait | Finished | Lease) -> None
 @pytest.mark.parametrize(
     "order",
     [
-        Drain("scaled down"),
+        Drain("scaled down", 30.0),
         Revoke("late", 3),
         Servers(("a:1", "", "b:2")),
         Servers(()),
@@ -134,6 +134,11 @@ def test_an_empty_answer_is_not_the_end_of_the_work() -> None:
 def test_an_empty_order_is_refused() -> None:
     with pytest.raises(ValueError, match="empty order"):
         messages.order_from_wire(pb.Order())
+
+
+def test_an_order_to_drain_without_a_grace_is_refused() -> None:
+    with pytest.raises(ValueError, match="grace_s is 0"):
+        messages.order_from_wire(pb.Order(drain="scaled down"))
 
 
 NONSENSE = [

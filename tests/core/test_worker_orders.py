@@ -67,20 +67,20 @@ def test_addresses_are_passed_on_and_the_job_may_finish() -> None:
 
 
 def test_a_drain_is_a_drain() -> None:
-    assert follow(Drain("scaled down"))[0].reason == Draining("scaled down")
+    assert follow(Drain("scaled down", 30.0))[0].reason == Draining("scaled down")
 
 
 def test_a_draining_worker_hears_what_became_of_its_last_gradients() -> None:
     heard: queue.Queue[Settled] = queue.Queue()
     settled, shutdown = Settled(7, 3), Shutdown()
-    orders = listen(lambda: iter([Drain("stopped"), settled]), shutdown, settled=heard.put)
+    orders = listen(lambda: iter([Drain("stopped", 30.0), settled]), shutdown, settled=heard.put)
     orders.start()
     assert heard.get(timeout=LIMIT_S) == settled
     assert shutdown.reason == Draining("stopped")
 
 
 def test_a_worker_that_drains_may_be_fenced() -> None:
-    shutdown, _, _ = follow(Drain("stopped"), Refused("its leases are back"))
+    shutdown, _, _ = follow(Drain("stopped", 30.0), Refused("its leases are back"))
     for thread in threading.enumerate():
         if thread.name == "orders":
             thread.join(LIMIT_S)

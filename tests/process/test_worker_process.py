@@ -29,8 +29,8 @@ from elasticdl.worker.process.os_process import *
 from elasticdl.worker.process.shutdown import *
 hold_signals()
 ending = Shutdown()
-drain_on_signal(ending)
-end_by_force(ending, drain_s=0.2)
+drain_on_signal(ending, grace_s=0.7)
+end_by_force(ending)
 print("ready", flush=True)
 """
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol, final
 import numpy as np
 
 from elasticdl.cluster.base import ProcessName
+from elasticdl.cluster.role_environment import grace_s
 from elasticdl.errors import ElasticDLError
 from elasticdl.formatting import GIVING_PART
 from elasticdl.shard import Lease, Task, WorkItem
@@ -26,8 +27,8 @@ from elasticdl.worker.pipeline.prefetch import Prefetch
 from elasticdl.worker.pipeline.reading import Feeding, ShardReading
 from elasticdl.worker.pipeline.trainer import Loaded
 from elasticdl.worker.process.hang_watch import HangWatch
-from elasticdl.worker.process.os_process import DONE_S, DRAIN_S, FAIL_S
-from elasticdl.worker.process.shutdown import Draining, Failed, Shutdown, exit_code
+from elasticdl.worker.process.os_process import end_by_force
+from elasticdl.worker.process.shutdown import Shutdown, exit_code
 from elasticdl.worker.process.thread_queue import Ended
 from elasticdl.worker.ps.trainer import Bounds, PsTrainer
 from elasticdl.worker.ring.barriers import BarrierTasks, Copies, RingListener
@@ -110,10 +111,14 @@ def main(world: World, running: Running) -> int:
     shutdown = Shutdown()
 
     def drain() -> None:
-        shutdown.end(Draining("SIGTERM"))
+        shutdown.drain("SIGTERM", grace_s())
+
+    def leave(shutdown: Shutdown) -> None:
+        running.exit_code = int(exit_code(shutdown.reason))
+        running.process.kill()
 
     running.drain = drain
-    _end_by_force(running, shutdown, world.scheduler)
+    end_by_force(shutdown, leave)
     try:
         _run(world, running, shutdown)
     except ElasticDLError as error:
@@ -142,20 +147,6 @@ def _run(world: World, running: Running, shutdown: Shutdown) -> None:
     wind_down(works, link)  # type: ignore[arg-type]
     if not running.process.dead:  # a killed one only unwinds, and is not heard
         world.truth.worker_ended(running.name, shutdown.reason)
-
-
-def _end_by_force(running: Running, shutdown: Shutdown, scheduler: Any) -> None:
-    """As `process.end_by_force`."""
-
-    def run() -> None:
-        while not shutdown.wait(60.0):
-            continue
-        limit_s = {Draining: DRAIN_S, Failed: FAIL_S}.get(type(shutdown.reason), DONE_S)
-        scheduler.sleep(limit_s)
-        running.exit_code = int(exit_code(shutdown.reason))
-        running.process.kill()
-
-    running.process.spawn(run, "exit")
 
 
 def _link(world: World, worker: SimulatedWorker, client: Client, shutdown: Shutdown) -> Link:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from elasticdl.cluster.base import ProcessSpec, Role
 from elasticdl.cluster.kubernetes.labels import JOB_LABEL, ROLE_LABEL, selector
 from elasticdl.cluster.kubernetes.plans import Json, Placement, PodPlan
-from elasticdl.cluster.role_environment import IN_PLACE, KEPT_MEMORY
+from elasticdl.cluster.role_environment import GRACE, IN_PLACE, KEPT_MEMORY
 
 CONTAINER = "process"
 _MEMORY_FOLDER = "/var/lib/elasticdl-memory"
@@ -147,6 +147,7 @@ def _environment(plan: PodPlan, spec: ProcessSpec) -> list[Json]:
         **plan.env,
         **spec.env,
         **(_KEPT if spec.name.role is Role.PS else {}),
+        **({GRACE: str(plan.grace_s)} if spec.name.role is Role.WORKER else {}),
     }
     own = from_field("ELASTICDL_POD_ADDRESS", "status.podIP")
     return [

@@ -222,7 +222,7 @@ class Executor:
     def _stop(self, command: do.StopProcess) -> None:
         _LOG.debug("stopping %s within %g s: %s", command.name, command.grace_s, command.reason)
         if command.name.role is Role.WORKER and command.grace_s > 0:
-            self._order(command.name, Drain(command.reason))
+            self._order(command.name, Drain(command.reason, command.grace_s))
         self._queue.spawn(
             f"stop of {command.name}",
             self._deps.launcher.stop(command.name, command.grace_s, for_good=command.for_good),

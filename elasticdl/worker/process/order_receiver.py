@@ -72,9 +72,9 @@ class OrderReceiver:
 
     def _follow(self, order: Order) -> None:
         match order:
-            case Drain(reason):
-                _log.info("the master asks this worker to drain: %s", reason)
-                self._shutdown.end(Draining(reason))
+            case Drain(reason, grace_s):
+                _log.info("the master asks this worker to drain within %g s: %s", grace_s, reason)
+                self._shutdown.drain(reason, grace_s)
             case Revoke(reason, revocation):
                 _log.info("leases are void: %s", reason)
                 self._revoke(revocation)

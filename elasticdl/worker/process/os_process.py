@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+import time
+from collections.abc import Callable
 from typing import NoReturn, assert_never
 
 from elasticdl.own_process import SIGNALS, end_now
@@ -12,54 +14,23 @@ from elasticdl.worker.process.shutdown import Done, Draining, Failed, Shutdown, 
 
 _log = logging.getLogger(__name__)
 
-DRAIN_S = 4.5
-"""From the request to drain until the process has ended, whatever hangs.
+KILL_MARGIN_S = 0.5
+"""A worker that was asked to drain ends itself so much before it would be killed.
 
-The cluster kills a stopped process after a grace, which depends on who stops it:
+So its log says why it did not end, and its last lines are written. How long it has:
 
-- the master, because the job is over: `END_GRACE_S` (5 s) of `master/core/processes/scaling.py`;
-- the master, to scale down, to replace or to stop: `DRAIN_GRACE_S` (30 s) there;
-- Kubernetes, to preempt or evict: `GRACE_S` (30 s) of `cluster/kubernetes/planning.py`.
+- The master's order to drain has the grace of that stop: `END_GRACE_S` or `DRAIN_GRACE_S` of
+  `master/core/processes/scaling.py`.
+- SIGTERM without an order comes from Kubernetes, which preempts or evicts, or from a person. The
+  worker's environment has the grace: `GRACE_S` of `cluster/kubernetes/planning.py`.
 
-A second stop, a lost process and a cluster that closes leave less time, or none: nobody waits for
-what the worker would return. A worker does not know its grace, so this is a little less than the
-shortest of the list.
+A stop sends both. Of several requests the earliest end counts.
 """
 
 FAIL_S = 30.0
 DONE_S = 600.0
 """Time limit of the module's `on_train_end`."""
-
-
-def drain_on_signal(shutdown: Shutdown) -> None:
-    """Start a thread that waits for signals; a long C call would delay an ordinary handler."""
-
-    def run() -> None:
-        while True:
-            name = signal.Signals(signal.sigwait(SIGNALS)).name
-            _log.info("%s: finishing the step and returning leases", name)
-            shutdown.end(Draining(name))
-
-    threading.Thread(target=run, name="signals", daemon=True).start()
-
-
-def end_by_force(shutdown: Shutdown, *, drain_s: float = DRAIN_S) -> None:
-    """Start a thread that ends the process if it does not end in time after `shutdown`."""
-
-    def run() -> None:
-        while not shutdown.wait(timeout_s=60.0):
-            continue
-        limit_s = _limit_s(shutdown, drain_s)
-        # This sleep is the time limit: if the process ends in time, this daemon thread ends, too.
-        threading.Event().wait(limit_s)
-        _log.error(
-            "still running %.0f s after the reason to end (%s): ending by force",
-            limit_s,
-            shutdown.reason,
-        )
-        leave(shutdown)
-
-    threading.Thread(target=run, name="force-exit", daemon=True).start()
+_LOOK_S = 0.5
 
 
 def leave(shutdown: Shutdown) -> NoReturn:
@@ -67,13 +38,52 @@ def leave(shutdown: Shutdown) -> NoReturn:
     end_now(exit_code(shutdown.reason))
 
 
-def _limit_s(shutdown: Shutdown, drain_s: float) -> float:
+def drain_on_signal(shutdown: Shutdown, grace_s: float) -> None:
+    """Start a thread that waits for signals; a long C call would delay an ordinary handler.
+
+    A process that gets one is killed after `grace_s`.
+    """
+
+    def run() -> None:
+        while True:
+            name = signal.Signals(signal.sigwait(SIGNALS)).name
+            _log.info("%s: finishing the step and returning leases", name)
+            shutdown.drain(name, grace_s)
+
+    threading.Thread(target=run, name="signals", daemon=True).start()
+
+
+def end_by_force(shutdown: Shutdown, end: Callable[[Shutdown], object] = leave) -> None:
+    """Start a thread that calls `end` if the process does not end in time after `shutdown`."""
+
+    def run() -> None:
+        while not shutdown.wait(timeout_s=60.0):
+            continue
+        begin_s = time.monotonic()
+        # If the process ends in time, this daemon thread ends, too.
+        while (left_s := force_at_s(shutdown, begin_s) - time.monotonic()) > 0:
+            # The next request may leave less time.
+            time.sleep(min(left_s, _LOOK_S))
+        _log.error(
+            "still running %.0f s after the reason to end (%s): ending by force",
+            time.monotonic() - begin_s,
+            shutdown.reason,
+        )
+        end(shutdown)
+
+    threading.Thread(target=run, name="force-exit", daemon=True).start()
+
+
+def force_at_s(shutdown: Shutdown, begin_s: float) -> float:
+    """When a process whose reason to end came at `begin_s` ends by force."""
+    kill_at_s = shutdown.kill_at_s - KILL_MARGIN_S
     match shutdown.reason:
         case Draining():
-            return drain_s
+            return kill_at_s
         case Failed():
-            return FAIL_S
+            return min(begin_s + FAIL_S, kill_at_s)
         case Done() | None:
-            return DONE_S
+            # Its exit code is that of success, so only the platform may cut off `on_train_end`.
+            return begin_s + DONE_S
         case _:
             assert_never(shutdown.reason)

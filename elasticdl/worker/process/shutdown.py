@@ -5,7 +5,9 @@ Any thread may set the reason; the first one stands, and it wakes every wait of 
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -68,6 +70,7 @@ class Shutdown:
         self._ended = threading.Event()
         self._reason: Reason | None = None
         self._listeners: list[Callable[[], None]] = []
+        self._kill_at_s = math.inf
 
     @property
     def reason(self) -> Reason | None:
@@ -98,6 +101,20 @@ class Shutdown:
         for listener in listeners:
             listener()
         return stands
+
+    def drain(self, reason: str, grace_s: float) -> None:
+        """`end(Draining(reason))`; the process is killed after `grace_s`.
+
+        Of several requests the earliest kill counts, as it does for the platforms.
+        """
+        with self._lock:
+            self._kill_at_s = min(self._kill_at_s, time.monotonic() + grace_s)
+        self.end(Draining(reason))
+
+    @property
+    def kill_at_s(self) -> float:
+        """When this process is killed, by `time.monotonic`; infinite until it is asked to drain."""
+        return self._kill_at_s
 
     def fail(self, error: BaseException, lease: Lease | None = None) -> bool:
         """`end(Failed(error, lease))`."""

@@ -1,0 +1,82 @@
+"""How long a worker that was asked to end may take, before it ends by force."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from elasticdl.cluster.role_environment import GRACE, grace_s
+from elasticdl.errors import UserError
+from elasticdl.rpc.conversation import Drain
+from elasticdl.worker.process.os_process import (
+    DONE_S,
+    FAIL_S,
+    KILL_MARGIN_S,
+    end_by_force,
+    force_at_s,
+)
+from elasticdl.worker.process.shutdown import Done, Shutdown
+from tests.core.test_worker_orders import follow
+
+pytestmark = pytest.mark.core
+
+LIMIT_S = 10.0
+
+
+def left_s(shutdown: Shutdown) -> float:
+    """Until it ends by force, if the reason to end came just now."""
+    now_s = time.monotonic()
+    return force_at_s(shutdown, now_s) - now_s
+
+
+def about(seconds: float) -> object:
+    return pytest.approx(seconds, abs=LIMIT_S)
+
+
+def test_a_worker_that_drains_has_the_grace_of_the_order() -> None:
+    shutdown, _, _ = follow(Drain("scaled down", 600.0))
+    assert left_s(shutdown) == about(600.0 - KILL_MARGIN_S)
+
+
+def test_of_several_requests_to_drain_the_earliest_end_counts() -> None:
+    shutdown = Shutdown()
+    shutdown.drain("SIGTERM", 600.0)
+    shutdown.drain("the job is over", 300.0)
+    shutdown.drain("SIGTERM", 900.0)
+    assert left_s(shutdown) == about(300.0 - KILL_MARGIN_S)
+    assert str(shutdown.reason) == "draining: SIGTERM"
+
+
+def test_a_request_that_leaves_less_time_shortens_a_wait_that_goes_on() -> None:
+    shutdown, ended = Shutdown(), threading.Event()
+    end_by_force(shutdown, lambda _: ended.set())
+    shutdown.drain("SIGTERM", 600.0)
+    assert not ended.wait(0.1)
+    shutdown.drain("the job is over", KILL_MARGIN_S)
+    assert ended.wait(LIMIT_S)
+
+
+def test_a_failure_gives_a_draining_worker_no_more_time() -> None:
+    shutdown = Shutdown()
+    shutdown.drain("SIGTERM", 10.0)
+    shutdown.fail(UserError("while draining"))
+    assert left_s(shutdown) <= 10.0 - KILL_MARGIN_S
+    late = Shutdown()
+    late.fail(UserError("by itself"))
+    assert left_s(late) == pytest.approx(FAIL_S, abs=1.0)
+
+
+def test_a_signal_does_not_cut_off_what_a_module_does_at_the_end_of_a_job() -> None:
+    shutdown = Shutdown()
+    shutdown.end(Done())
+    shutdown.drain("SIGTERM", 5.0)
+    assert left_s(shutdown) == about(DONE_S)
+
+
+def test_a_worker_knows_the_grace_of_its_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(GRACE, raising=False)
+    assert grace_s() == 30.0
+    monkeypatch.setenv(GRACE, "45")
+    assert grace_s() == 45.0
