@@ -384,6 +384,20 @@ def test_a_creation_that_is_never_allowed_fails_the_job_as_refused() -> None:
     assert "forbidden" in present(job.state.status().outcome)
 
 
+@pytest.mark.parametrize("retry", [True, False])
+def test_a_refused_creation_of_a_worker_that_was_asked_to_end_is_its_end(retry: bool) -> None:
+    job = Bench.running(1, num_workers="1:2")
+    assert entry(job, "worker-1").state == "requested"
+    job.put(e.ScaleRequested(0, 1, 1))
+    assert entry(job, "worker-1").state == "stopping"
+    job.put(e.CreateFailed(0, job.worker(1), "quota cpu 8/8", retry=retry))
+    ended = entry(job, "worker-1")
+    assert (ended.state, ended.cause) == ("ended", "drained")
+    assert ended.message == "never created: scaled down to 1 worker"
+    assert job.state.status().exit_code is None
+    assert started(job, job.tick(60.0)) == []
+
+
 def test_a_worker_too_many_for_the_cluster_is_done_without() -> None:
     job = Bench.running(1, num_workers="1:3")
     job.put(e.CreateFailed(0, job.worker(2), "pods is forbidden", retry=False))

@@ -302,6 +302,11 @@ class Scaling:
     def create_failed(self, event: CreateFailed) -> None:
         """Handle the cluster's refusal to create a process: retry later, or give the process up."""
         process = self._context.processes.going.get(event.name)
+        if process is not None and process.life is Life.STOPPING and not process.ran:
+            # It was asked to end while its creation was under way: no end of it will be reported.
+            cause = process.cause or Cause.DRAINED
+            self._end(process, cause, f"never created: {process.message}")
+            return
         if process is None or process.life not in (Life.REQUESTED, Life.REFUSED):
             return
         if event.retry:
