@@ -101,6 +101,8 @@ class ProcessObserved:
     """Why it does not run yet, as text; empty when it runs."""
     place: ProcessName | None = None
     """The process that the platform was asked for, if it starts others after it in its place."""
+    ladder_place: int | None = None
+    """The k of worker k on the priority ladder; None: it has none there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,7 @@ class Driver:
                             event.where,
                             event.waiting_for,
                             event.place,
+                            event.ladder_place,
                         )
                     )
                 case ProcessExited():

@@ -14,7 +14,7 @@ from elasticdl.clock import ManualClock
 from elasticdl.cluster.base import ExitStatus, ProcessExited, ProcessName, ProcessObserved, Role
 from elasticdl.cluster.event_bus import EventBus
 from elasticdl.cluster.kubernetes.api_refusals import refusal
-from elasticdl.cluster.kubernetes.labels import labels
+from elasticdl.cluster.kubernetes.labels import PLACE_LABEL, labels
 from elasticdl.cluster.kubernetes.pod_tracker import (
     FORCE_AFTER_S,
     NODE_LOST,
@@ -186,6 +186,16 @@ def test_what_a_pod_waits_for_is_told_in_words(found: dict[str, Any], words: str
     assert observed(found) == ProcessObserved(
         W0, running=False, where=found["spec"].get("nodeName", ""), waiting_for=words
     )
+
+
+@pytest.mark.parametrize(
+    ("label", "place"), [("3", 3), ("0", None), ("1000000", None), ("third", None), (None, None)]
+)
+def test_a_pod_says_its_place_on_the_ladder(label: str | None, place: int | None) -> None:
+    found = pod(RUNNING)
+    if label is not None:
+        found["metadata"]["labels"][PLACE_LABEL] = label
+    assert observed(found).ladder_place == place
 
 
 def test_a_pod_has_ended_with_its_container_or_with_its_phase() -> None:

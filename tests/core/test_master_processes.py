@@ -405,6 +405,18 @@ def test_a_worker_too_many_for_the_cluster_is_done_without() -> None:
     assert job.state.status().scale.high == 2
 
 
+def test_scaling_down_gives_up_the_highest_places_of_the_ladder() -> None:
+    job = Bench.running(3, num_workers="1:3")
+    for index in range(3):
+        seen = e.ProcessSeen(0, job.worker(index), True, "node", ladder_place=index + 1)
+        job.put(seen)
+    job.die(job.worker(0))
+    job.attach(job.worker(3))
+    job.put(e.ProcessSeen(0, job.worker(3), True, "node", ladder_place=1))
+    commands = job.put(e.ScaleRequested(0, 1, 2))
+    assert [str(stop.name) for stop in job.of(c.StopProcess, commands)] == ["worker-2"]
+
+
 def test_scaling_up_starts_and_scaling_down_drains_the_newest() -> None:
     job = Bench.running(2, num_workers=2)
     assert started(job, job.put(e.ScaleRequested(0, 1, 4))) == ["worker-2", "worker-3"]

@@ -18,6 +18,8 @@ PLACE_LABEL = f"{DOMAIN}/place"
 MASTER = ProcessName(Role.MASTER, 0)
 CHECK = "check"
 """Stands for a role in the pod that checks model and data: it is no process of the job."""
+_HIGHEST_PLACE = 100_000
+"""Somebody may have changed a label: places below it that nobody holds are kept in mind."""
 SECRET_SIZE = 64
 """Processes whose tokens share a Secret."""
 
@@ -92,6 +94,15 @@ def parse_labels(values: Mapping[str, str]) -> ProcessName:
         int(values.get(INDEX_LABEL, 0)),
         int(values.get(INCARNATION_LABEL, 0)),
     )
+
+
+def ladder_place(values: Mapping[str, Any]) -> int | None:
+    """The place on the priority ladder that a pod's labels say; None: they say none."""
+    try:
+        place = int(values[PLACE_LABEL])
+    except (KeyError, ValueError):
+        return None
+    return place if 1 <= place <= _HIGHEST_PLACE else None
 
 
 def plural(kind: str) -> str:

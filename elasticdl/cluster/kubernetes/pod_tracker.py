@@ -103,7 +103,9 @@ class Life:
             return seen
         running = seen.running and restarts(self.pod) == self.containers
         waiting_for = seen.waiting_for or ("" if running else "its container starts again")
-        return ProcessObserved(self.name, running, seen.where, waiting_for, place(self.pod))
+        return replace(
+            seen, name=self.name, running=running, waiting_for=waiting_for, place=place(self.pod)
+        )
 
     def pass_on(self) -> ExitStatus | None:
         """How the process ended, if the next one takes its place in the pod: then it is that one.

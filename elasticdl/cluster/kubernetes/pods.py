@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, TypeAlias
 
 from elasticdl.cluster.base import ExitStatus, ProcessName, ProcessObserved
-from elasticdl.cluster.kubernetes.labels import parse_labels
+from elasticdl.cluster.kubernetes.labels import ladder_place, parse_labels
 from elasticdl.cluster.kubernetes.pod_spec import CONTAINER
 
 Pod: TypeAlias = Mapping[str, Any]
@@ -150,7 +150,11 @@ def observed(pod: Pod) -> ProcessObserved:
     running = is_running(pod)
     waiting_for = "" if running else trouble(pod).text
     return ProcessObserved(
-        process_name(pod), running, str((pod.get("spec") or {}).get("nodeName") or ""), waiting_for
+        process_name(pod),
+        running,
+        str((pod.get("spec") or {}).get("nodeName") or ""),
+        waiting_for,
+        ladder_place=ladder_place(pod["metadata"].get("labels") or {}),
     )
 
 

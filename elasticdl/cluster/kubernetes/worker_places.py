@@ -5,14 +5,10 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any, final
 
 from elasticdl.cluster.base import ProcessName
-from elasticdl.cluster.kubernetes.labels import PLACE_LABEL
-
-_HIGHEST = 100_000
-"""Somebody may have changed a label: places below it that nobody holds are kept in mind."""
+from elasticdl.cluster.kubernetes.labels import ladder_place
 
 
 @final
@@ -42,10 +38,8 @@ class WorkerPlaces:
         """A pod lives, and its labels say its place, if its job has places."""
         if name in self._places:
             return
-        with suppress(KeyError, ValueError):
-            place = int(labels[PLACE_LABEL])
-            if 1 <= place <= _HIGHEST:
-                self._hold(name, place)
+        if (place := ladder_place(labels)) is not None:
+            self._hold(name, place)
 
     def ended(self, name: ProcessName) -> None:
         place = self._places.pop(name, None)

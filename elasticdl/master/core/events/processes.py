@@ -18,6 +18,7 @@ class ProcessSeen(Event):
     where: str = ""
     waiting_for: str = ""
     place: ProcessName | None = None
+    ladder_place: int | None = None
     """See `ProcessObserved`."""
 
 

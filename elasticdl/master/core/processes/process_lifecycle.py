@@ -69,7 +69,7 @@ class ProcessLifecycle:
                 )
             return
         process.where = event.where or process.where
-        process.place = event.place
+        process.place, process.ladder_place = event.place, event.ladder_place
         process.ran = process.ran or event.running
         if event.running and process.running_s is None:
             process.running_s = event.at_s
@@ -88,7 +88,7 @@ class ProcessLifecycle:
             return True
         return (
             shown.where not in ("", process.where)
-            or shown.place != process.place
+            or (shown.place, shown.ladder_place) != (process.place, process.ladder_place)
             or (shown.running and (not process.ran or process.running_s is None))
         )
 

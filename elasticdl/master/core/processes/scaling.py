@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import final
 
@@ -344,10 +345,19 @@ class Scaling:
 
 
 def _surplus(live: list[Process], high: int) -> list[Process]:
-    """Those of `live`, sorted by index, to stop: the newest ones, and those of a gang last."""
+    """Those of `live`, sorted by index, to stop: those of a gang last.
+
+    Workers that the cluster has not shown yet come first. Then come the highest places of the
+    ladder, which other jobs would preempt first. Without a ladder these are the newest workers.
+    """
     if len(live) <= high:
         return []
-    return sorted(live, key=lambda process: not process.in_gang)[high:]
+
+    def order(process: Process) -> tuple[bool, float]:
+        place = math.inf if process.ladder_place is None else process.ladder_place
+        return not process.in_gang, place
+
+    return sorted(live, key=order)[high:]
 
 
 def _pause_s(process: Process) -> float:

@@ -161,6 +161,8 @@ class Process:
     """What distinguishes it from another process of its name, as it said when it attached."""
     place: ProcessName | None = None
     """The process in whose place the platform starts it; see `ProcessObserved`."""
+    ladder_place: int | None = None
+    """See `ProcessObserved`."""
     in_gang: bool = False
     """It gets a place together with the servers and other workers; set at its start."""
     stop_ordered: bool = False
