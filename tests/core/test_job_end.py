@@ -432,6 +432,32 @@ def test_a_resumed_job_keeps_cut_and_order_and_may_have_more_epochs() -> None:
     assert [epoch.trained for epoch in again.state.receipt().epochs] == [64, 64]
 
 
+def test_a_resumed_job_that_was_done_ends_at_once_with_its_last_loss() -> None:
+    job = Bench.running(checkpoint_steps=5)
+    while job.state.status().phase == "working":
+        job.finish(0, job.lease(), loss=0.25)
+    save = cut(job)
+    again = Bench(checkpoint_steps=5)
+    commands = again.start(ledger=save.ledger, version=5, restore_from="version-5")
+    assert again.of(c.StartProcess, commands) == again.of(c.TakeSnapshot, commands) == []
+    assert again.end.exit_code is ExitCode.DONE
+    assert again.state.status().loss == 0.25
+
+
+def test_a_resumed_job_has_the_values_of_its_last_evaluation() -> None:
+    job = Bench.running(validation_data="v", checkpoint_steps=5)
+    job.train_all()
+    job.cut(5)
+    while (lease := job.lease()).task is not Task.SUMMARY:
+        job.finish(0, lease)
+    values = {"loss": 0.5, "auc": 0.75}
+    job.put(e.SummaryReported(0, job.worker(0), present(lease.round), values))
+    again = Bench(validation_data="v", checkpoint_steps=5)
+    again.start(ledger=cut(job).ledger, version=5, restore_from="version-5")
+    assert again.state.status().phase == "evaluating"
+    assert again.state.status().metrics == values
+
+
 def test_shard_ids_are_not_used_again_after_a_resume() -> None:
     job = Bench.running(num_epochs=2)
     job.train_all()

@@ -57,6 +57,8 @@ class Phases:
         self._ending = False
         self._servers_stopped = False
         self._stopped_for = ""
+        self._had_all = False
+        """Whether the checkpoint that the job began with has all that it was to train."""
 
     def preflight(self, event: MasterStarted | PreflightProgressed | PreflightFailed) -> None:
         """Run the preflight and follow its progress; ignored once the job is stopped."""
@@ -87,6 +89,7 @@ class Phases:
         )
         what = "training" if action is Action.TRAIN else "prediction"
         if work.resumed:
+            self._had_all = work.finished
             total = amount(records * epochs, "record")
             self._context.enter(
                 Phase.WORKING,
@@ -213,11 +216,19 @@ class Phases:
     def _to_checkpoint(self) -> None:
         if self._context.spec.action is not Action.TRAIN:
             self._done()
+        elif self._saved_before():
+            self._to_export()
         elif self._checkpointing.ends_with_one and self._checkpointing.begun:
             self._checkpointing.begin_final()
             self._context.enter(Phase.CHECKPOINTING, "taking the last checkpoint")
         else:
             self._to_export()
+
+    def _saved_before(self) -> bool:
+        """Whether the checkpoint that the job began with is its last one, too."""
+        work = self._context.work
+        # Lost weights are trained again.
+        return self._had_all and work is not None and not work.done_by.total()
 
     def _after_draining(self) -> None:
         if not (drained := self._coordination.drained()):

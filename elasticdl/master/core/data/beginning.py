@@ -54,6 +54,7 @@ def first_ledger(context: JobContext, evaluation: Evaluation, event: JobStarted)
             # runs.
             evaluation.start(event.version, resumed.rounds_used)
             context.updates.before = resumed.updates
+            context.loss, context.metrics = resumed.loss, resumed.metrics
             return resumed.ledger
         case Action.TRAIN:
             return Ledger(training_plan(context.spec, event.training), ids, task=Task.TRAINING)
@@ -80,4 +81,6 @@ def continued_ledger(
         workers_used=context.processes.next_worker,
         rounds_used=rounds,
         updates=updates,
+        loss=context.loss,
+        metrics=context.metrics,
     )

@@ -28,12 +28,15 @@ class Resumed:
     """The result of resuming a checkpoint's ledger.
 
     `workers_used`: the first worker index that was never used. `updates`: those of earlier runs.
+    `loss` is the last of training, `metrics` those of the last evaluation.
     """
 
     ledger: Ledger
     workers_used: int
     rounds_used: int
     updates: UpdateCounts
+    loss: float | None
+    metrics: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,8 @@ def ledger_json(
     workers_used: int = 0,
     rounds_used: int = 0,
     updates: UpdateCounts | None = None,
+    loss: float | None = None,
+    metrics: Mapping[str, float] | None = None,
 ) -> str:
     """The ledger with every holding at its position in the cut.
 
@@ -94,6 +99,8 @@ def ledger_json(
             "workers_used": workers_used,
             "rounds_used": rounds_used,
             "updates": asdict(updates or NO_UPDATES),
+            "loss": loss,
+            "metrics": dict(metrics or {}),
             "repeated_at_least": ledger.repeated_at_least,
             "repeated_before": {
                 str(epoch): count for epoch, count in ledger.repeated_before.items()
@@ -300,7 +307,14 @@ def _rebuild(
         int(epoch): count for epoch, count in plain.get("repeated_before", {}).items()
     }
     updates = UpdateCounts(**plain["updates"]) if "updates" in plain else NO_UPDATES
-    return Resumed(ledger, plain["workers_used"], plain["rounds_used"], updates)
+    return Resumed(
+        ledger,
+        plain["workers_used"],
+        plain["rounds_used"],
+        updates,
+        plain.get("loss"),
+        plain.get("metrics", {}),
+    )
 
 
 def _piece(plan: ShardPlan, entry: dict[str, Any]) -> Piece:
