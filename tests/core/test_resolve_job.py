@@ -12,6 +12,8 @@ from pathlib import Path
 import click
 import pytest
 
+from elasticdl.checkpoint.layout import MANIFEST
+from elasticdl.checkpoint.manifest import Manifest
 from elasticdl.cli.jobs.directory_job import DirectoryJob
 from elasticdl.cli.jobs.job import JobQuery, Kind
 from elasticdl.cli.jobs.local_jobs import local_jobs
@@ -22,7 +24,7 @@ from elasticdl.cli.verbs.status import lines
 from elasticdl.cli.views.progress import age, ends, table
 from elasticdl.cluster.kubernetes.kubeconfig import contexts, no_cluster
 from elasticdl.errors import ExitCode, PermanentError, SpecError
-from elasticdl.job_status import JobStatus, unknown_status
+from elasticdl.job_status import CheckpointStatus, JobStatus, unknown_status
 from elasticdl.jobdir.layout import JobDirectory
 from tests.statuses import process
 
@@ -240,6 +242,25 @@ def test_what_was_known_of_a_killed_job_is_read_once(
     monkeypatch.setattr("elasticdl.jobdir.job_end.status_when_killed", once)
     found = job.report()
     assert (found.state, found.as_dict()["version"], len(readings)) == ("failed", 7, 1)
+
+
+def test_the_newest_checkpoint_of_a_killed_job_is_the_one_on_disk(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = JobDirectory(made(here / "j"))
+    saved = CheckpointStatus(5, str(directory.checkpoints / "version-5"), 10, 1.0)
+    known = replace(unknown_status(""), checkpoints=(saved,))
+    monkeypatch.setattr("elasticdl.jobdir.job_end.status_when_killed", lambda *_: known)
+    for version in (5, 9):
+        manifest = Manifest(version=version, servers=1, parameters=None, files=())
+        (directory.checkpoints / f"version-{version}").mkdir(parents=True)
+        path = directory.checkpoints / f"version-{version}" / MANIFEST
+        path.write_text(manifest.model_dump_json())
+    (directory.checkpoints / "version-12").mkdir()
+    aged(directory.path, 3600.0)
+    found = DirectoryJob(directory).report().status.checkpoints
+    assert [checkpoint.version for checkpoint in found] == [5, 9]
+    assert found[-1].path == str(directory.checkpoints / "version-9")
 
 
 def test_a_young_job_that_has_come_to_its_receipt_is_not_starting_any_more(here: Path) -> None:

@@ -23,9 +23,9 @@ from elasticdl.cli.jobs.job import (
 )
 from elasticdl.cluster.local.supervisor.end_signals import asking_to_end, wake
 from elasticdl.cluster.logs.log_files import LogFollower, last_lines, log_files, log_sizes
-from elasticdl.errors import ElasticDLError, NoSuchJob, PermanentError, TransientError
+from elasticdl.errors import Corrupted, ElasticDLError, NoSuchJob, PermanentError, TransientError
 from elasticdl.history.lines import began_at
-from elasticdl.job_status import JobStatus, unknown_status
+from elasticdl.job_status import CheckpointStatus, JobStatus, unknown_status
 from elasticdl.jobdir.job_end import job_action, job_end, job_name, made_wall_s
 from elasticdl.jobdir.last_status import newest_status
 from elasticdl.jobdir.layout import JobDirectory, read_json
@@ -64,6 +64,8 @@ class DirectoryJob:
         if end is not None:
             outcome, known = end
             status = known or unknown_status(outcome.message)
+            if not self.directory.status.exists():  # It was killed.
+                status = self._with_newest_checkpoint(status)
             return self._report(outcome.state, status, outcome)
         if not self.directory.master.exists():
             status = unknown_status("its master is starting")
@@ -77,6 +79,21 @@ class DirectoryJob:
         except PermanentError as error:
             return self._report("running", unknown_status(f"{error.message}; {error.hint}"))
         return self._report("running", status)
+
+    def _with_newest_checkpoint(self, status: JobStatus) -> JobStatus:
+        """Add the newest complete checkpoint: it may be newer than the last saved status."""
+        from elasticdl.checkpoint.directories import complete_ones, read_manifest  # slow imports
+
+        known = max((checkpoint.version for checkpoint in status.checkpoints), default=-1)
+        for path in complete_ones(self.directory.checkpoints)[:1]:
+            with suppress(Corrupted):
+                manifest = read_manifest(path)
+                if manifest.version > known:
+                    newest = CheckpointStatus(
+                        manifest.version, str(path), manifest.bytes, status.at_s
+                    )
+                    return replace(status, checkpoints=(*status.checkpoints, newest))
+        return status
 
     def _newest(self, message: str) -> JobStatus:
         """Return the saved status of a job whose master restarts."""
