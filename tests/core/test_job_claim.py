@@ -12,12 +12,16 @@ from pathlib import Path
 import pytest
 
 from elasticdl.cli.jobs.job_claim import claimed, placed, refuse_if_taken
+from elasticdl.cli.jobs.local_launch import LocalRun
 from elasticdl.cli.main import run
 from elasticdl.cli.request import Request, settle
+from elasticdl.cli.verbs.train import run_job
+from elasticdl.cli.views.documents import Format
 from elasticdl.errors import ExitCode, PermanentError, SpecError
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.job_name import is_valid
+from elasticdl.jobdir.outcome import Outcome
 from tests.open_files import open_files
 
 pytestmark = pytest.mark.core
@@ -160,6 +164,27 @@ def test_a_resumed_job_that_does_not_begin_leaves_the_directory_as_it_was(tmp_pa
         directory.receipt.touch()
         raise SpecError("no loss")
     assert files() == before
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_command_that_removes_the_directory_of_a_refused_job_says_so(
+    resumed: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def refused(run: LocalRun) -> Outcome:
+        raise SpecError("no loss")
+
+    if resumed:
+        with claimed(job(job_name="a")) as directory:
+            checkpoint(directory.checkpoints)
+    monkeypatch.setattr(LocalRun, "run", refused)
+    monkeypatch.setattr("elasticdl.master.preflight.refuse_paths", lambda spec: None)
+    with pytest.raises(SpecError, match="no loss"):
+        run_job(job(job_name="a", resume=resumed), Format.TABLE)
+    place = Path("jobs/a").absolute()
+    assert place.exists() == resumed
+    said = capsys.readouterr().err.splitlines()
+    removed = f"removed {place}: the job did not begin"
+    assert said == [f"job a in {place}", *([] if resumed else [removed])]
 
 
 def test_files_of_the_user_stay_in_a_directory_that_the_command_did_not_make(

@@ -18,13 +18,14 @@ from elasticdl.cli.options import FILE_OPTION, JobCommand, job_options, request_
 from elasticdl.cli.request import Request, settle, validated
 from elasticdl.cli.views.console import put, silence, tell
 from elasticdl.cli.views.documents import Format, render
-from elasticdl.errors import ExitCode
+from elasticdl.errors import ElasticDLError, ExitCode
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 
 if TYPE_CHECKING:
     from elasticdl.cli.jobs.local_launch import LocalRun
     from elasticdl.cli.views.live_view import View
+    from elasticdl.jobdir.layout import JobDirectory
     from elasticdl.jobdir.outcome import Outcome
 
 
@@ -113,28 +114,40 @@ def run_job(spec: JobSpec, form: Format) -> int:
 
     Returns the exit code; raises ElasticDLError if the job did not begin.
     """
-    import asyncio
-
     from elasticdl.cli.jobs.address_claim import claimed_place
-    from elasticdl.cli.jobs.local_launch import LocalRun
-    from elasticdl.cli.views.live_view import view_for
     from elasticdl.cli.views.result_output import tell_end
     from elasticdl.master.preflight import refuse_paths
 
     refuse_paths(spec)
-    with claimed_place(spec) as (spec, directory):
-        place = spec.cluster.job_dir
-        here = f", which works in {directory.path}" if place != str(directory.path) else ""
-        tell(f"job {spec.cluster.job_name} in {place}{here}")
-        view = view_for()
-        try:
-            outcome = asyncio.run(_with_signals(LocalRun(spec, directory, view), view))
-        finally:
-            view.close()
-    if is_address(place):
-        outcome = replace(outcome, job_dir=place)
+    directory: JobDirectory | None = None
+    try:
+        with claimed_place(spec) as (spec, directory):
+            outcome = _run_in(directory, spec)
+    except ElasticDLError:
+        if directory is not None and not directory.path.exists():
+            # Its first line named the directory.
+            tell(f"removed {directory.path}: the job did not begin")
+        raise
+    if is_address(spec.cluster.job_dir):
+        outcome = replace(outcome, job_dir=spec.cluster.job_dir)
     tell_end(outcome, form)
     return outcome.exit_code
+
+
+def _run_in(directory: JobDirectory, spec: JobSpec) -> Outcome:
+    import asyncio
+
+    from elasticdl.cli.jobs.local_launch import LocalRun
+    from elasticdl.cli.views.live_view import view_for
+
+    place = spec.cluster.job_dir
+    here = f", which works in {directory.path}" if place != str(directory.path) else ""
+    tell(f"job {spec.cluster.job_name} in {place}{here}")
+    view = view_for()
+    try:
+        return asyncio.run(_with_signals(LocalRun(spec, directory, view), view))
+    finally:
+        view.close()
 
 
 async def _with_signals(job: LocalRun, view: View) -> Outcome:
