@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,13 +56,20 @@ def module_file(section: ModelSection) -> ModuleFile:
                 attribute = rest[0] if rest else "custom_model"
                 return ModuleFile(zoo, ".".join(parts[:length]), path, attribute)
     raise UserError(
-        f"--model-def {section.model_def!r}: no such module in {zoo}", hint=_available(zoo)
+        f"--model-def {section.model_def!r}: no such module in {zoo}",
+        hint=_available(zoo, section.model_def),
     )
 
 
-def _available(zoo: Path) -> str:
-    names = sorted(
-        ".".join(path.relative_to(zoo).with_suffix("").parts) for path in zoo.glob("**/*.py")
-    )
-    shown = [name for name in names if "__" not in name][:_MOST_NAMED]
+def _available(zoo: Path, wanted: str) -> str:
+    """Name modules of the zoo, those whose names are like the wanted one first."""
+    found = (".".join(path.relative_to(zoo).with_suffix("").parts) for path in zoo.glob("**/*.py"))
+    names = sorted(name for name in found if "__" not in name)
+    # Its last part may be a function of the module.
+    near = [
+        name
+        for one in (wanted, wanted.rpartition(".")[0])
+        for name in difflib.get_close_matches(one, names)
+    ]
+    shown = [*dict.fromkeys([*near, *names])][:_MOST_NAMED]
     return f"found: {', '.join(shown)}" if shown else "the directory has no Python modules"
