@@ -227,6 +227,16 @@ def test_the_goodput_and_the_longest_causes_of_the_rest_are_shown() -> None:
     assert f"goodput  {line}" in summary(outcome)
 
 
+def test_servers_come_before_workers_and_a_restarted_one_in_its_place() -> None:
+    names = ("ps-0", "ps-10", "ps-2", "worker-0", "worker-10", "worker-2", "ps-0.1")
+    found = status(processes=tuple(process(name) for name in names))
+    report = Report("job", JobLocation(Kind.LOCAL), "running", 1.0, found, None, "", "")
+    shown = [line.split()[0] for line in lines(report)]
+    ordered = ["ps-0", "ps-0.1", "ps-2", "ps-10", "worker-0", "worker-2", "worker-10"]
+    assert [name for name in shown if name in names] == ordered
+    assert [row.name for row in progress.processes(found)] == ordered
+
+
 def test_the_third_interrupt_kills_a_master_that_the_second_has_not_ended(tmp_path: Path) -> None:
     class Supervisor:
         def __init__(self) -> None:
@@ -423,7 +433,7 @@ def test_the_end_of_a_process_is_told_once() -> None:
     place = JobLocation(Kind.LOCAL, job_dir="/jobs/ads")
     shown = lines(Report("ads", place, "done", 1.0, status(processes=rows), 0, "done"))
     ends = [line.partition("finished")[2].strip() for line in shown if "-0 " in line]
-    assert ends == ["", "its parameters moved"]
+    assert ends == ["its parameters moved", ""]
 
 
 def test_summary_and_status_say_why_records_are_left_where_the_end_does_not() -> None:

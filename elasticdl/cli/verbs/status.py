@@ -104,7 +104,10 @@ def lines(report: Report) -> list[str]:
         shown.append(f"steps: {one_line(str(status.steps))}")
     if report.hint:
         shown.append(f"hint: {plain(report.hint)}")
-    rows = [(p.name, p.state, p.where or "", p.cause or "", _what(p)) for p in status.processes]
+    rows = [
+        (p.name, p.state, p.where or "", p.cause or "", _what(p))
+        for p in progress.in_order(status.processes)
+    ]
     if report.master:
         rows.insert(0, ("master-0", "ready", report.master, "", ""))
     if rows:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from elasticdl.cli.views.console import one_line, plain
+from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.formatting import amount, duration, exchange_words, number, percent
 from elasticdl.job_status import ClusterShare, JobStatus, ProcessStatus, UpdateCounts
 
@@ -122,8 +123,17 @@ def version(status: JobStatus) -> list[str]:
 
 
 def processes(status: JobStatus) -> list[ProcessStatus]:
-    """Return the processes that have not ended."""
-    return [process for process in status.processes if process.state != "ended"]
+    """Return the processes that have not ended, in the order of their names."""
+    return [process for process in in_order(status.processes) if process.state != "ended"]
+
+
+def in_order(processes: Iterable[ProcessStatus]) -> list[ProcessStatus]:
+    """Sort processes by name: servers first, then by index. A status has them by their starts."""
+
+    def place(process: ProcessStatus) -> tuple[bool, ProcessName]:
+        return process.role != Role.PS, ProcessName.parse(process.name)
+
+    return sorted(processes, key=place)
 
 
 def facts(status: JobStatus) -> str:
