@@ -37,7 +37,7 @@ class DryRunStep:
     loss: float
     nonfinite: str = ""
     repeated_ids: bool = False
-    """Whether a lookup in a table of the servers has an id more than once."""
+    """Whether the step asks a table of the servers for an id more than once."""
 
 
 @final
@@ -73,7 +73,7 @@ class DryRun:
             return DryRunStep(alone.loss, alone.nonfinite)
         lookups = self.step.prepare(features, training=True)
         outcome = self.step.train(features, labels, lookups, self.pulled(lookups))
-        repeated = any(np.unique(part).size < part.size for part in lookups.positions)
+        repeated = self.step.repeats_ids(features, lookups)
         return DryRunStep(outcome.loss, outcome.nonfinite, repeated)
 
     def summary(self) -> dict[str, Any]:

@@ -94,6 +94,11 @@ class CompiledStep:
             graph, plan = self._ids(self._for(features, flat), training)
             return plan.lookups(graph(flat), self._ps_model)
 
+    def repeats_ids(self, features: Structure, lookups: Lookups) -> bool:
+        """Whether a training step asks a table for an id more than once."""
+        _, plan = self._ids(self._for(features, _flat(features)), training=True)
+        return plan.repeats_ids(lookups)
+
     def train(
         self, features: Structure, labels: Structure, lookups: Lookups, pulled: Pulled
     ) -> StepOutcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
@@ -85,6 +86,13 @@ class LookupPlan:
             _check(ids[table], layer)
         positions = [unique[group][1][place] for group, place in self.slots]
         return Lookups(ids, tuple(positions[site.array] for site in self.sites))
+
+    def repeats_ids(self, lookups: Lookups) -> bool:
+        """Whether one or several lookups of a table ask for an id more than once."""
+        asked = Counter[int]()
+        for site, positions in zip(self.sites, lookups.positions, strict=True):
+            asked[site.table] += positions.size
+        return any(count > lookups.ids[table].size for table, count in asked.items())
 
     def _wrapped(self, arrays: Sequence[Int64s], ps_model: PsModel) -> Sequence[Int64s]:
         """Map negative ids of a bounded vocabulary to rows from the end, as Keras does."""
