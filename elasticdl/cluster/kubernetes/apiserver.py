@@ -147,7 +147,7 @@ class ApiServer:
     async def delete(self, path: str, options: Json | None = None, *, uid: str = "") -> None:
         """Delete an object, which may be gone; `options` are DeleteOptions.
 
-        With a `uid`, an object of that name with another one stays.
+        With a `uid`, an object of that name with another one stays. Raises ApiRefused.
         """
         whole = {"apiVersion": "v1", "kind": "DeleteOptions", **(options or {})}
         if uid:
@@ -155,7 +155,8 @@ class ApiServer:
         try:
             await self._json("DELETE", path, None, whole)
         except ApiRefused as refused:
-            if refused.status.code not in (404, 409):
+            # Only with a precondition does a conflict mean that the object has gone.
+            if refused.status.code not in ((404, 409) if uid else (404,)):
                 raise
 
     async def replace(self, path: str, body: Json) -> Json:
