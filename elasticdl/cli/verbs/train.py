@@ -1,6 +1,6 @@
 """`train`, `evaluate` and `predict`.
 
-Their flags are the fields of `JobSpec` in `job.py`.
+`job_flags.py` and `kubernetes_flags.py` declare their flags.
 """
 
 from __future__ import annotations

@@ -213,7 +213,6 @@ class KeptState {
 
   Root& root() const { return *reinterpret_cast<Root*>(memory_.root()); }
   void begin();
-  void add_redos();
   KeptStep& step_at(int64_t number) const;
   void give_back(RedoHead* head, Region payload) noexcept;
   Region payload(size_t bytes);
