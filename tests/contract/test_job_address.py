@@ -610,7 +610,7 @@ def test_a_working_directory_on_another_machine_or_without_a_lock_waits_for_the_
     if lacks == "machine":
         monkeypatch.setattr(socket, "gethostname", lambda: "clone")
     else:
-        monkeypatch.setattr("elasticdl.cli.jobs.address_claim.fcntl.flock", no_locks)
+        monkeypatch.setattr("elasticdl.cli.jobs.job_claim.fcntl.flock", no_locks)
     with running(said, resume=True) as directory:
         assert directory.events.read_text() == "a\n"
         assert (working.state().id == identity) == (lacks == "lock")

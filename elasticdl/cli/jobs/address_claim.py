@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,6 +12,7 @@ from elasticdl.addresses import is_address
 from elasticdl.checkpoint import copies
 from elasticdl.cli.jobs.job_claim import (
     JobNameTaken,
+    locked,
     placed,
     refuse_if_taken,
     wait_for_killed_run,
@@ -66,7 +65,12 @@ def _at_address(spec: JobSpec, say: Say, times: OwnerTimes) -> Iterator[JobSpec]
     with ExitStack() as stack:
         with _usable(working):
             make_private(working.path)
-            is_locked = stack.enter_context(_locked(working))
+            # Without locks, the owner object still separates two commands.
+            taken = JobNameTaken(
+                f"another command runs the job in {working.address} on this machine",
+                hint=f"look at it with `elasticdl status --job-dir {working.address}`",
+            )
+            is_locked = stack.enter_context(locked(working.path, taken))
             wait_for_killed_run(working.job)
             _refuse_if_used(spec, working, times.limits)
             state = working.state()
@@ -194,27 +198,3 @@ def _release(working: WorkingDirectory, owned: OwnedAddress, say: Say) -> None:
 
 def _why(error: BaseException) -> str:
     return "Ctrl-C" if isinstance(error, KeyboardInterrupt) else str(error)
-
-
-@contextmanager
-def _locked(working: WorkingDirectory) -> Iterator[bool]:
-    """Lock the folder, so that one command of this machine uses the address at a time.
-
-    Gives whether it is locked. A file system may have no locks: the owner object still separates
-    two commands.
-    """
-    lock = os.open(working.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    is_locked = False
-    try:
-        with suppress(OSError):
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                is_locked = True
-            except BlockingIOError as error:
-                raise JobNameTaken(
-                    f"another command runs the job in {working.address} on this machine",
-                    hint=f"look at it with `elasticdl status --job-dir {working.address}`",
-                ) from error
-        yield is_locked
-    finally:
-        os.close(lock)

@@ -118,12 +118,8 @@ def claimed(spec: JobSpec) -> Iterator[JobDirectory]:
     refuse_if_taken(spec)
     directory = directory_of(spec.cluster.job_dir)
     # Create, lock, check again: another command may claim it between the check and the lock.
-    created = _make(directory.path, "--job-dir", DIRECTORY_MODE)
-    try:
-        lock = _lock(directory.path, _run_by_another(directory.path))
-    except OSError as error:
-        raise _unusable(f"cannot open {directory.path}", error) from error
-    try:
+    taken = _run_by_another(directory.path)
+    with _held(directory.path, "--job-dir", taken, DIRECTORY_MODE) as created:
         wait_for_killed_run(directory)
         refuse_if_taken(spec)
         try_places(spec)
@@ -133,11 +129,6 @@ def claimed(spec: JobSpec) -> Iterator[JobDirectory]:
             except OSError as error:
                 raise _unusable(f"cannot write to {directory.path}", error) from error
             yield directory
-    finally:
-        for folder in created:
-            with suppress(OSError):  # There is something in it.
-                folder.rmdir()
-        os.close(lock)
 
 
 def wait_for_killed_run(directory: JobDirectory) -> None:
@@ -218,23 +209,12 @@ def _ours_alone(spec: JobSpec) -> Iterator[None]:
     if spec.action != "predict" or not output or output == spec.cluster.job_dir:
         yield
         return
-    created = _make(path, "--output")
-    try:
-        lock = _lock(
-            path,
-            SpecError(
-                f"another command writes its predictions to {path}", hint="name another --output"
-            ),
-        )
-        try:
-            refuse_output(spec)
-            yield
-        finally:
-            os.close(lock)
-    finally:
-        for folder in created:
-            with suppress(OSError):
-                folder.rmdir()
+    taken = SpecError(
+        f"another command writes its predictions to {path}", hint="name another --output"
+    )
+    with _held(path, "--output", taken):
+        refuse_output(spec)
+        yield
 
 
 def _write(directory: JobDirectory, spec: JobSpec) -> None:
@@ -302,24 +282,50 @@ def _make(path: Path, flag: str, mode: int = 0o777) -> list[Path]:
     return created
 
 
+@contextmanager
+def _held(path: Path, flag: str, taken: SpecError, mode: int = 0o777) -> Iterator[list[Path]]:
+    """Create a directory, and lock it during the block; gives what it created, as `_make`.
+
+    What the block left empty is removed. Raises `taken` if another command holds it.
+    """
+    created = _make(path, flag, mode)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(path, taken))
+        except OSError as error:
+            raise _unusable(f"cannot open {path}", error, flag) from error
+        # Before the lock is free: the next command must not lose its directory.
+        stack.callback(_remove_empty, created)
+        yield created
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):  # There is something in it.
+            folder.rmdir()
+
+
 def _run_by_another(path: Path) -> JobNameTaken:
     return JobNameTaken(
         f"another command runs the job in {path}", hint=f"look at it with `elasticdl status {path}`"
     )
 
 
-def _lock(path: Path, taken: SpecError) -> int:
-    """Lock a directory; return a file descriptor that holds the lock until closed or our exit.
+@contextmanager
+def locked(path: Path, taken: SpecError) -> Iterator[bool]:
+    """Lock a directory during the block. Gives False if the file system has no locks.
 
-    Raises `taken`, OSError.
+    Raises `taken` if another process has locked it, OSError.
     """
     lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
+        is_locked = True
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise taken from error
+        except OSError:
+            is_locked = False
+        yield is_locked
+    finally:
         os.close(lock)
-        raise taken from error
-    except OSError:
-        # The file system has no locks: only job.json separates two simultaneous commands.
-        pass
-    return lock
