@@ -17,8 +17,7 @@ from typing import Any, final
 
 from elasticdl.addresses import is_address, path_or_address
 from elasticdl.cli.views.console import tell
-from elasticdl.data.sql_address import is_duckdb, parse_sql
-from elasticdl.data.sqlite_address import is_sqlite, parse_sqlite
+from elasticdl.data.sql_address import is_duckdb, is_sqlite, parse_sql, parse_sqlite
 from elasticdl.errors import SpecError, UserError
 from elasticdl.flag import DATA, DIRECTORY, PLACE, Value, mark
 from elasticdl.job import JobSpec

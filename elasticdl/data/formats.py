@@ -14,8 +14,7 @@ from elasticdl.data.csv_files import CsvDialect, CsvFormat
 from elasticdl.data.file_reader import FILES_AT_ONCE, Counting, FileFormat, FileReader
 from elasticdl.data.files import refuse_compressed
 from elasticdl.data.origins import expand, look_at
-from elasticdl.data.sql_address import is_table, parse_sql
-from elasticdl.data.sqlite_address import is_sqlite, parse_sqlite
+from elasticdl.data.sql_address import is_sqlite, is_table, parse_sql, parse_sqlite
 from elasticdl.data.table_keys import TableParams
 from elasticdl.data.tfrecord_files import TFRecordFormat
 from elasticdl.errors import UserError

@@ -9,8 +9,7 @@ from glob import has_magic
 from elasticdl.addresses import is_address
 from elasticdl.data.files import DataFile, expand_path, look_at_path
 from elasticdl.data.saved_datasets import saved_files
-from elasticdl.data.sql_address import is_sql, parse_sql
-from elasticdl.data.sqlite_address import is_sqlite, parse_sqlite
+from elasticdl.data.sql_address import is_sql, is_sqlite, parse_sql, parse_sqlite
 from elasticdl.errors import UserError
 
 _LOOKS_AT_ONCE = 16

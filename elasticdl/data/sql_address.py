@@ -1,14 +1,14 @@
-"""Addresses of tables in databases: `postgresql://HOST/DATABASE?table=NAME` and the like."""
+"""Addresses of tables in databases: `postgresql://HOST/DATABASE?table=NAME`, `sqlite:///PATH`."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 from urllib.parse import quote, unquote, urlsplit
 
-from elasticdl.data.sqlite_address import is_sqlite
 from elasticdl.errors import UserError
 
 POSTGRESQL, DUCKDB = "postgresql", "duckdb"
@@ -23,6 +23,7 @@ _DEADLINES = {
     "keepalives_interval": 5,
     "keepalives_count": 3,
 }
+_SQLITE_FORM = re.compile(r"sqlite:///([^?]+)(?:\?table=(.+))?", re.DOTALL)
 
 
 @final
@@ -104,3 +105,35 @@ def with_deadlines(database: str, environment: Mapping[str, str]) -> str:
 
 def _other_form(origin: str, kind: str) -> UserError:
     return UserError(f"{origin} is not the address of a table", hint=f"expected {_FORMS[kind]}")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SqliteAddress:
+    """A database file, and a table or view in it; '' is the only one."""
+
+    path: str
+    table: str = ""
+
+    def __str__(self) -> str:
+        return f"sqlite:///{self.path}" + (f"?table={self.table}" if self.table else "")
+
+    def absolute(self) -> SqliteAddress:
+        """The same with an absolute path: processes of a job have directories of their own."""
+        return replace(self, path=os.path.abspath(os.path.expanduser(self.path)))
+
+
+def is_sqlite(origin: str) -> bool:
+    """Whether an address is of SQLite."""
+    return origin.startswith("sqlite:")
+
+
+def parse_sqlite(origin: str) -> SqliteAddress:
+    """The parts of an address of SQLite. Raises UserError if it has another form."""
+    match = _SQLITE_FORM.fullmatch(origin)
+    if match is None:
+        raise UserError(
+            f"{origin} is not the address of a table",
+            hint="expected sqlite:///PATH?table=NAME; an absolute path begins with a fourth slash",
+        )
+    return SqliteAddress(match[1], match[2] or "")

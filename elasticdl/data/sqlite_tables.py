@@ -28,7 +28,7 @@ from elasticdl.data.files import (
     look_at_path,
 )
 from elasticdl.data.record_index import BLOCK_RECORDS
-from elasticdl.data.sqlite_address import SqliteAddress
+from elasticdl.data.sql_address import SqliteAddress
 from elasticdl.data.table_keys import (
     TableKeys,
     TableParams,

@@ -31,7 +31,7 @@ class ScalarRuns:
         folder = Path(log_dir)
         if is_address(log_dir):
             # It takes pyarrow, which a job without addresses does not need.
-            from elasticdl.storage.folder_copy import FolderCopy
+            from elasticdl.storage.copy_thread import FolderCopy
 
             folder = local
             self._copy = FolderCopy(local, log_dir)

@@ -11,7 +11,7 @@ from typing import Any, final
 
 from elasticdl.addresses import is_address
 from elasticdl.checkpoint import copies, directories
-from elasticdl.cluster.local.gpus import VISIBLE, member_gpus
+from elasticdl.cluster.local.machine import VISIBLE, member_gpus
 from elasticdl.data import open_custom_reader, open_reader
 from elasticdl.data.base import Block, Reader
 from elasticdl.data.origins import require

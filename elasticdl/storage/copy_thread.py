@@ -7,9 +7,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import final
 
 from elasticdl.errors import ElasticDLError
+from elasticdl.storage.address import below
+from elasticdl.storage.attempts import STARTING
+from elasticdl.storage.store import store_of
 
 _LOG = logging.getLogger(__name__)
 EVERY_S = 30.0
@@ -82,3 +86,36 @@ class CopyThread:
         if not self._told and time.monotonic() - self._good_s >= self._pace.patience_s:
             self._changed(why)
             self._told = True
+
+
+@final
+class FolderCopy:
+    """Uploads the files below a folder that have grown. A thread of its own waits for the store."""
+
+    def __init__(self, folder: Path, address: str, every_s: float = EVERY_S) -> None:
+        self._folder, self._address, self._every_s = folder, address, every_s
+        self._copied_bytes: dict[Path, int] = {}
+        self._thread = CopyThread(self._copy, self._tell, Pace(every_s, every_s))
+
+    def start(self) -> None:
+        """Start to copy."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Copy the last changes; waits at most 20 s for the store."""
+        self._thread.close()
+
+    def _tell(self, why: str) -> None:
+        if why:
+            message = "%s is not copied to %s: %s; trying again every %.0f s"
+            _LOG.warning(message, self._folder, self._address, why, self._every_s)
+
+    def _copy(self) -> None:
+        for path in sorted(self._folder.rglob("*")):
+            if not path.is_file():
+                continue
+            size_bytes = path.stat().st_size
+            if self._copied_bytes.get(path) != size_bytes:
+                name = path.relative_to(self._folder).as_posix()
+                store_of(self._address, STARTING).upload(path, below(self._address, name), STARTING)
+                self._copied_bytes[path] = size_bytes

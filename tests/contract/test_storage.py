@@ -21,8 +21,7 @@ from elasticdl.master.tensorboard_scalars import ScalarRuns
 from elasticdl.shard import Lease, Shard, ShardId, Task
 from elasticdl.storage import folders
 from elasticdl.storage.attempts import Absent, Limits, attempt, reason
-from elasticdl.storage.copy_thread import CopyThread, Pace
-from elasticdl.storage.folder_copy import FolderCopy
+from elasticdl.storage.copy_thread import CopyThread, FolderCopy, Pace
 from elasticdl.storage.store import Store, store_of
 from elasticdl.worker.tasks.prediction_files import PartName, parts_from, prediction_files
 from tests.object_store import ObjectStore

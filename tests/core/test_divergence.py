@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from elasticdl.master.core import commands as c
-from elasticdl.master.core.ps.divergence import WINDOW, LossWatch
+from elasticdl.master.core.ps.staleness import WINDOW, LossWatch
 from elasticdl.shard import Source
 from tests.core.conftest import Bench
 from tests.present import present

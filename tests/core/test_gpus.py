@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.cluster.local.gpus import VISIBLE, least_used, member_gpus, visible_gpus
+from elasticdl.cluster.local.machine import VISIBLE, least_used, member_gpus, visible_gpus
 from elasticdl.errors import UserError
 from elasticdl.flag_values import WorkerRange
 from elasticdl.model.horovod import refuse_shared_gpus

@@ -32,9 +32,8 @@ from elasticdl.cluster.base import (
     Role,
 )
 from elasticdl.cluster.event_bus import EventBus, ProcessEvent
-from elasticdl.cluster.local.gpus import VISIBLE, least_used
 from elasticdl.cluster.local.kept_memory import KeptMemories, path_of
-from elasticdl.cluster.local.machine import free_memory_bytes
+from elasticdl.cluster.local.machine import VISIBLE, free_memory_bytes, least_used
 from elasticdl.cluster.local.orphan_reaper import OrphanReaper
 from elasticdl.cluster.local.parent_death import PARENT_PID_VARIABLE
 from elasticdl.cluster.local.template import Forked, Template

@@ -1,17 +1,22 @@
-"""What this machine offers: cores and free memory."""
+"""What this machine offers: cores, free memory and GPUs.
+
+Each worker uses one GPU, so that each has a device of its own.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
-
-from elasticdl.cluster.local.gpus import visible_gpus
+from typing import Final
 
 CGROUP = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
 _RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 
 def usable_cores(cgroup: Path = CGROUP) -> float:
@@ -61,3 +66,36 @@ def memory_kills(cgroup: Path = CGROUP) -> int | None:
         return int(events[events.index("oom_kill") + 1])
     except (OSError, ValueError, IndexError):
         return None
+
+
+def visible_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> tuple[str, ...]:
+    """The GPUs of NVIDIA that processes may use, by the names that CUDA_VISIBLE_DEVICES takes.
+
+    The environment may name them. As for CUDA, a name of -1 ends its list. If it names none, these
+    are the numbers from 0: CUDA does not count by the numbers in `devices`, of which a container
+    has some.
+    """
+    named = environment.get(VISIBLE)
+    if named is None:
+        return tuple(str(number) for number, _ in enumerate(devices.glob("nvidia[0-9]*")))
+    names = (name.strip() for name in named.split(","))
+    return tuple(takewhile(lambda name: name not in ("", "-1"), names))
+
+
+def member_gpus(
+    envs: Mapping[str, str], environment: Mapping[str, str], devices: Path = Path("/dev")
+) -> tuple[str, ...]:
+    """The GPUs that the workers of a job use, each worker one of them.
+
+    `envs` are the job's variables. A list in them is the same for all workers, and each uses its
+    first.
+    """
+    return (
+        visible_gpus(envs, devices)[:1] if VISIBLE in envs else visible_gpus(environment, devices)
+    )
+
+
+def least_used(gpus: Sequence[str], used: Iterable[str]) -> str | None:
+    """The first of the GPUs that the fewest processes use; None without GPUs."""
+    counts = Counter(used)
+    return min(gpus, key=lambda gpu: counts[gpu], default=None)

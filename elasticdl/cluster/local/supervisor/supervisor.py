@@ -26,8 +26,7 @@ from elasticdl.cluster.base import (
     Role,
 )
 from elasticdl.cluster.local.cluster import LocalCluster
-from elasticdl.cluster.local.gpus import visible_gpus
-from elasticdl.cluster.local.machine import has_gpu, usable_cores
+from elasticdl.cluster.local.machine import has_gpu, usable_cores, visible_gpus
 from elasticdl.cluster.local.supervisor.channel import Channel
 from elasticdl.cluster.local.supervisor.job_processes import JobProcesses
 from elasticdl.cluster.local.supervisor.master_restarts import Restarts, ended_on_purpose, how
