@@ -37,7 +37,6 @@ class _Later(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """See MetaPathFinder."""
         if fullname not in self._names and fullname.rpartition(".")[0] not in self._parts_of:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
@@ -64,11 +63,9 @@ class _AtFirstUse(Loader):
         self._begun = False
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """See Loader."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """See Loader."""
         assert module.__spec__ is not None
         module.__spec__.loader = module.__loader__ = self._loader
 

@@ -160,7 +160,6 @@ class LocalFile:
             os.close(descriptor)
 
     def check_unchanged(self) -> None:
-        """Raise DataChanged if the file has changed or gone."""
         try:
             now = os.stat(self.path)
         except OSError as error:

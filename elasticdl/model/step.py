@@ -121,7 +121,6 @@ class CompiledStep:
     def evaluate(
         self, features: Structure, labels: Structure, lookups: Lookups, pulled: Pulled
     ) -> None:
-        """Add a batch to the metrics."""
         flat = _flat(features)
         with self._user_code("evaluation"):
             (function, _), plan = self._function(self._for(features, flat), "evaluate", labels)

@@ -154,7 +154,6 @@ class GrpcJournalCopy:
         self._stub: Any = JournalCopiesStub(self._channel)
 
     async def change(self, change: Change, *, timeout_s: float) -> None:
-        """Change the copy; return when the process has done it."""
         request = pb.ChangeCopyRequest(
             number=change.number,
             anew=change.anew,
@@ -170,7 +169,6 @@ class GrpcJournalCopy:
             raise mapped(error, f"the copy of the journal in {self._what}") from error
 
     async def read(self, *, timeout_s: float) -> Copy:
-        """Return the copy. From now on the process refuses changes of earlier masters."""
         try:
             copy: pb.JournalCopy = await self._stub.ReadCopy(
                 pb.ReadCopyRequest(),
@@ -184,5 +182,4 @@ class GrpcJournalCopy:
         return Copy(copy.number, files, copy.seal, copy.age_s)
 
     async def close(self) -> None:
-        """Drop the connection."""
         await self._channel.close(None)

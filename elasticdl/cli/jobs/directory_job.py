@@ -165,7 +165,6 @@ class DirectoryJob:
             ) from error
 
     def scale(self, low: int, high: int) -> str:
-        """See Job."""
         with self._master() as master:
             return master.scale(low, high)
 

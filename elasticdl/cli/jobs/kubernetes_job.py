@@ -177,7 +177,6 @@ class KubernetesJob:
         self._cluster.run(self._jobs.delete(state or self.job_state()))
 
     def scale(self, low: int, high: int) -> str:
-        """See Job."""
         self._running()
         return self._master.call(lambda master: master.scale(low, high), _CALL_LIMIT_S)
 

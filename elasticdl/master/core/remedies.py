@@ -42,7 +42,6 @@ class Remedies:
 
     @property
     def can_form_again(self) -> bool:
-        """Whether workers train together in generations."""
         return self._coordination.can_form_again
 
     def form_again(self) -> None:

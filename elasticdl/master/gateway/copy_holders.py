@@ -38,5 +38,4 @@ class CopyHolders:
         return ProcessName.parse(name) in self._sessions
 
     def node(self, name: str) -> str:
-        """Return where a process runs; '' if that is not known."""
         return self._node(ProcessName.parse(name))

@@ -121,7 +121,6 @@ class JournalFile:
         return files.needed(self._directory, self._run)
 
     def append(self, event: Event) -> None:
-        """Add an event; it is safe after the next `flush`."""
         self._unconfirmed = True
         if isinstance(event, JobStarted):
             self._keep_start(event)

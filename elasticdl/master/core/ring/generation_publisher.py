@@ -108,7 +108,6 @@ class GenerationPublisher:
 
     @property
     def at_work(self) -> tuple[int, int]:
-        """See `Coordination.at_work`."""
         present = self.present
         if present is None or self.formed != present.number:
             return 0, self.formed

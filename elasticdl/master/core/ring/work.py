@@ -84,7 +84,6 @@ class RingWork:
         self._begun_with, self._begun_version = "", 0
 
     def begin(self, ledger: str, version: int) -> None:
-        """Begin the job with this ledger (JSON; '' for a new one) and version."""
         self._begun_with, self._begun_version = ledger, version
 
     # out
