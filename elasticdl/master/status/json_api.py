@@ -1,9 +1,10 @@
-"""The job as JSON: status, snapshot, events, timeline, curves."""
+"""The job as JSON: status, snapshot, events, timeline, curves, shards."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import final
 
@@ -11,12 +12,14 @@ from aiohttp import web
 
 from elasticdl.cluster.logs.log_tails import ends_in
 from elasticdl.history.snapshot import StatusReading
+from elasticdl.master.core.data.shard_list import MOST_ROWS, ShardQuery, ShardState
 from elasticdl.master.status.change_feed import ChangeFeed
 from elasticdl.master.status.job_view import JobView
-from elasticdl.master.status.responses import API, NO_STORE, answer, encoded, number, ready
+from elasticdl.master.status.responses import API, NO_STORE, Refusal, answer, encoded, number, ready
 
 _MOST_EVENTS = 1000
 _FAR = 1 << 53
+_USUAL_ROWS, _MOST_SHARDS = 100, 1 << 40
 
 
 @final
@@ -36,11 +39,11 @@ class JsonApi:
             web.get(f"{API}/events", self.events),
             web.get(f"{API}/timeline", self.timeline),
             web.get(f"{API}/series", self.series),
+            web.get(f"{API}/shards", self.shards),
             web.get("/metrics", self.metrics),
         ]
 
     async def status(self, _request: web.Request) -> web.Response:
-        """See JobView.reading."""
         return self._once("status", lambda: self._view.reading().to_json())
 
     async def snapshot(self, request: web.Request) -> web.Response:
@@ -67,6 +70,19 @@ class JsonApi:
     async def series(self, _request: web.Request) -> web.Response:
         """Return the current curves."""
         return self._once("series", self._view.collector.as_list)
+
+    async def shards(self, request: web.Request) -> web.Response:
+        """Return {"total", "shards": […]} of ?state=&offset=&limit=."""
+        state = request.query.get("state", "")
+        if state and state not in list(ShardState):
+            raise Refusal(
+                400, f"state={state[:40]!r}: expected {', '.join(ShardState)}, or none of them"
+            )
+        offset = number(request, "offset", 0, 0, _MOST_SHARDS)
+        limit = number(request, "limit", _USUAL_ROWS, 1, MOST_ROWS)
+        query = ShardQuery(ShardState(state) if state else None, offset, limit)
+        page = self._view.core.shards(query)
+        return answer({"total": page.total, "shards": [asdict(row) for row in page.rows]})
 
     async def metrics(self, _request: web.Request) -> web.Response:
         """Return the metrics for Prometheus."""

@@ -27,7 +27,6 @@ from elasticdl.master.status.job_view import JobView
 from elasticdl.master.status.json_api import JsonApi
 from elasticdl.master.status.limits import LIMITS, PageLimits
 from elasticdl.master.status.logs import Logs
-from elasticdl.master.status.shards import Shards
 from elasticdl.tls.acceptor import Factory, accepting, listen
 
 _LOG = logging.getLogger(__name__)
@@ -63,7 +62,6 @@ class StatusServer:
             html_routes,
             JsonApi(view, self._change_feed, log_directory),
             EventStreams(self._change_feed, limits, guard),
-            Shards(view),
             Logs(view, log_directory),
             Actions(view),
         )
