@@ -16,8 +16,7 @@ _LEAST_S = 0.02
 class CpuShare:
     """Sums up what the kernel measures for each thread. Linux only; use it from one thread."""
 
-    def __init__(self, tasks: Path = Path("/proc/self/task")) -> None:
-        self._tasks = tasks
+    def __init__(self) -> None:
         self._before = self._read()
 
     def take(self) -> float | None:
@@ -37,7 +36,7 @@ class CpuShare:
         """Nanoseconds on a CPU and in line for one, by thread; {} if the kernel does not say."""
         by_thread = {}
         with suppress(OSError):
-            for task in self._tasks.iterdir():
+            for task in Path("/proc/self/task").iterdir():
                 # A thread may end while it is read.
                 with suppress(OSError, ValueError):
                     run, wait, _ = (task / "schedstat").read_text(encoding="ascii").split()

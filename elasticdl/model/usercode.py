@@ -172,10 +172,11 @@ def users_frames(frames: Iterable[traceback.FrameSummary], zoo: str) -> list[tup
     ]
 
 
+_MOST_LINES = 12
 _OF_TRACE = re.compile(r"\s*(?:Traceback \(most recent call last\):|[\^~]+)\s*")
 
 
-def short(message: str, lines_max: int = 12) -> str:
+def short(message: str) -> str:
     """The user's part of a message, without TensorFlow's frames and Keras's framing."""
     if stale := _STALE.search(message):
         return stale[0]
@@ -198,7 +199,7 @@ def short(message: str, lines_max: int = 12) -> str:
         )
     # Python's marks below a source line, which mean nothing without it.
     lines = [line for line in message.strip().splitlines() if not _OF_TRACE.fullmatch(line)]
-    return "\n".join(lines[:lines_max] + (["..."] if len(lines) > lines_max else []))
+    return "\n".join(lines[:_MOST_LINES] + (["..."] if len(lines) > _MOST_LINES else []))
 
 
 _STALE = re.compile(r"<tf\.Tensor [^\n]*> is out of scope and cannot be used here")

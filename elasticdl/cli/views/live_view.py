@@ -161,15 +161,14 @@ def _process_table(status: JobStatus) -> Any:  # noqa: ANN401 - rich's own type 
     return table
 
 
-def view_for(stream: TextIO | None = None) -> View:
+def view_for() -> View:
     """Choose the live picture for a capable terminal on stderr, lines otherwise."""
     import os
 
-    target = stream or sys.stderr
     may_paint = not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
-    if target is sys.stderr and target.isatty() and may_paint:
+    if sys.stderr.isatty() and may_paint:
         return LiveView()
-    return LineView(target)
+    return LineView(sys.stderr)
 
 
 def view_of_script(title: str, *, show: bool) -> View:

@@ -160,10 +160,9 @@ class CopiedJournal:
         place: CopyPlace,
         processes: Holders,
         limits: CopyLimits = CopyLimits(),
-        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._journal, self._place, self._processes = journal, place, processes
-        self._limits, self._now_s = limits, now_s
+        self._limits = limits
         self._known: dict[str, _Known] = {}
         """What every copy has of each file."""
         self._number = 0
@@ -185,7 +184,6 @@ class CopiedJournal:
         return self._journal.whole and bool(self._on_record)
 
     def append(self, event: Event) -> None:
-        """Add an event; it is safe after the next `flush`."""
         self._journal.append(event)
 
     async def flush(self) -> None:
@@ -203,7 +201,7 @@ class CopiedJournal:
                 await self._send(change)
         await self._choose_holders()
         # Not at once: at the end of a ring's job all its workers exit.
-        if self._now_s() - self._lost_s >= self._limits.again_s:
+        if time.monotonic() - self._lost_s >= self._limits.again_s:
             self._lost_s = math.inf
             _LOG.warning(
                 "no process has a copy of the journal: if this master ends now, the next one"
@@ -289,12 +287,14 @@ class CopiedJournal:
 
     async def _continued(self, holder: CopyHolder, copy: JournalCopy, change: Change) -> bool:
         """Send a change, or after an error a whole copy in the time that is left."""
-        end_s = self._now_s() + self._limits.change_s
+        end_s = time.monotonic() + self._limits.change_s
         try:
             try:
                 await copy.change(change, timeout_s=self._limits.change_s)
             except ElasticDLError:
-                if (left_s := end_s - self._now_s()) <= 0 or not self._processes.lives(holder.name):
+                if (left_s := end_s - time.monotonic()) <= 0 or not self._processes.lives(
+                    holder.name
+                ):
                     raise
                 await copy.change(self._whole(), timeout_s=left_s)
         except (ElasticDLError, OSError) as error:
@@ -365,11 +365,11 @@ class CopiedJournal:
         await self._copies.pop(doubled).close()
 
     def _pauses(self) -> bool:
-        return self._now_s() < self._not_before_s
+        return time.monotonic() < self._not_before_s
 
     def _pause(self) -> None:
         """Try nothing for a while that the job can do without: it waits for each attempt."""
-        self._not_before_s = self._now_s() + self._limits.again_s
+        self._not_before_s = time.monotonic() + self._limits.again_s
 
     async def _add(self, holder: CopyHolder) -> bool:
         """Give a process a whole copy; return whether it has taken it."""
@@ -408,8 +408,8 @@ class CopiedJournal:
                     _LOG.info("unsure who is on record with a copy: %s", error.message)
                     self._pause()
                     return
-                if self._now_s() - told_s >= self._limits.told_again_s:
-                    told_s = self._now_s()
+                if time.monotonic() - told_s >= self._limits.told_again_s:
+                    told_s = time.monotonic()
                     _LOG.warning(
                         "waiting to record that %s lacks the newest part of the journal: %s",
                         " and ".join(sorted(holder.name for holder in lacking)),
@@ -428,4 +428,4 @@ class CopiedJournal:
             names = " and ".join(holder.name for holder in self._copies)
             _LOG.info("copies of the journal: %s", names)
         elif had:
-            self._lost_s = self._now_s()
+            self._lost_s = time.monotonic()

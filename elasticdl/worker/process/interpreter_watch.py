@@ -23,10 +23,10 @@ _SIGNAL = signal.SIGRTMAX - 1
 """A signal that nothing else is likely to use, as is the one before it."""
 
 
-def watch_interpreter(user_code: str, *, blocked_s: float = BLOCKED_S) -> None:
+def watch_interpreter(user_code: str) -> None:
     """Begin to watch, in a thread. `user_code` is the folder of the user's code."""
     folder = os.path.abspath(user_code)
-    watch = _native.InterpreterWatch(blocked_s, sys.stderr.fileno(), _SIGNAL, folder)
+    watch = _native.InterpreterWatch(BLOCKED_S, sys.stderr.fileno(), _SIGNAL, folder)
     # Only the thread that gets the signal writes its frames: those of a running one would change.
     # Not `chain`: it would end a system call that hangs.
     faulthandler.register(_SIGNAL, file=watch.channel, all_threads=False)

@@ -34,8 +34,8 @@ class TimeAccount:
     account began.
     """
 
-    def __init__(self, clock: Clock, use: TimeUse = TimeUse.IMPORT) -> None:
-        """`use` is the loop's until `now`."""
+    def __init__(self, clock: Clock) -> None:
+        use = TimeUse.IMPORT
         self._clock = clock
         self._lock = threading.Lock()
         self._stages = {threading.get_ident(): Stage.LOOP}
