@@ -71,6 +71,18 @@ def layers_of(columns: Iterable[Column]) -> dict[Column, Any]:
     return {owner: layer for column in columns for owner, layer in column.layers().items()}
 
 
+@dataclass(frozen=True, slots=True)
+class FeatureColumn(Column):
+    """A column of one feature, `key`."""
+
+    key: str
+
+    @property
+    def name(self) -> str:
+        """The feature's name."""
+        return self.key
+
+
 class DenseColumn(Column):
     """A column that `DenseFeatures` takes."""
 
@@ -95,16 +107,10 @@ class CategoricalColumn(Column):
 @_registered
 @final
 @dataclass(frozen=True, slots=True)
-class NumericColumn(DenseColumn):
+class NumericColumn(FeatureColumn, DenseColumn):
     """See `numeric_column`."""
 
-    key: str
     shape: tuple[int, ...]
-
-    @property
-    def name(self) -> str:
-        """The feature's name."""
-        return self.key
 
     @property
     def size(self) -> int:
@@ -154,16 +160,10 @@ class BucketizedColumn(DenseColumn, CategoricalColumn):
 @_registered
 @final
 @dataclass(frozen=True, slots=True)
-class HashedColumn(CategoricalColumn):
+class HashedColumn(FeatureColumn, CategoricalColumn):
     """See `categorical_column_with_hash_bucket`."""
 
-    key: str
     hash_bucket_size: int
-
-    @property
-    def name(self) -> str:
-        """The feature's name."""
-        return self.key
 
     @property
     def num_buckets(self) -> int:
@@ -183,17 +183,11 @@ class HashedColumn(CategoricalColumn):
 @_registered
 @final
 @dataclass(frozen=True, slots=True)
-class IdentityColumn(CategoricalColumn):
+class IdentityColumn(FeatureColumn, CategoricalColumn):
     """See `categorical_column_with_identity`."""
 
-    key: str
     buckets: int
     default_value: int | None
-
-    @property
-    def name(self) -> str:
-        """The feature's name."""
-        return self.key
 
     @property
     def num_buckets(self) -> int:
@@ -211,18 +205,12 @@ class IdentityColumn(CategoricalColumn):
 @_registered
 @final
 @dataclass(frozen=True, slots=True)
-class VocabularyColumn(CategoricalColumn):
+class VocabularyColumn(FeatureColumn, CategoricalColumn):
     """See `categorical_column_with_vocabulary_list`."""
 
-    key: str
     vocabulary_list: tuple[str, ...]
     default_value: int
     num_oov_buckets: int
-
-    @property
-    def name(self) -> str:
-        """The feature's name."""
-        return self.key
 
     @property
     def num_buckets(self) -> int:
