@@ -1,7 +1,8 @@
-"""Write job.yaml: the job's flags, for people and for `-f`."""
+"""The job in its directory: job.json, and job.yaml with its flags, for people and for `-f`."""
 
 from __future__ import annotations
 
+from elasticdl.errors import UserError
 from elasticdl.job import JobSpec
 from elasticdl.jobdir.layout import JobDirectory, write_atomically
 from elasticdl.yaml_documents import as_yaml
@@ -11,3 +12,11 @@ def write_flags(spec: JobSpec, directory: JobDirectory) -> None:
     """Write the flags that differ from their defaults. Raises OSError."""
     flags = spec.replace(resume=False).flags(defaults=False)
     write_atomically(directory.yaml, f"# elasticdl {spec.action} -f job.yaml\n{as_yaml(flags)}")
+
+
+def read_spec(directory: JobDirectory) -> JobSpec:
+    """Read the job of a directory. Raises UserError."""
+    try:
+        return JobSpec.model_validate_json(directory.spec.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read the job in {directory.spec}: {error}") from error

@@ -13,6 +13,7 @@ from dataclasses import replace
 from elasticdl.clock import SystemClock
 from elasticdl.errors import ElasticDLError, ExitCode, MasterSuperseded
 from elasticdl.job import JobSpec
+from elasticdl.jobdir.flags_file import read_spec
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.master_address import read_master
 from elasticdl.master.call_port import CallPort
@@ -31,7 +32,6 @@ from elasticdl.master.outcome import (
 )
 from elasticdl.master.platform.local import LocalPlatform
 from elasticdl.master.platform.platform import JobHasEnded, MasterEnvironment, Platform
-from elasticdl.master.read_spec import read_spec
 from elasticdl.own_process import log_to_stderr, raise_file_limit
 from elasticdl.paused_collection import paused_collection, without_collection
 from elasticdl.tokens import run_name

@@ -14,8 +14,7 @@ from elasticdl.checkpoint.layout import MANIFEST
 from elasticdl.checkpoint.manifest import Manifest, PartFile
 from elasticdl.checkpoint.part import Part, read_header
 from elasticdl.errors import Corrupted, ElasticDLError, PermanentError, TransientError
-from elasticdl.ps.saving import ServerPart
-from elasticdl.ps.scratch import temporary
+from elasticdl.ps.saving import ServerPart, temporary
 
 
 class CheckpointFiles(Protocol):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,8 +18,7 @@ from elasticdl.checkpoint.part import Part, PartHeader
 from elasticdl.embedding.spec import ParametersSpec
 from elasticdl.errors import PermanentError, TransientError
 from elasticdl.native import _native
-from elasticdl.private_file import FILE_MODE
-from elasticdl.ps.scratch import temporary
+from elasticdl.private_file import FILE_MODE, make_private
 
 
 class Diverged(PermanentError):
@@ -156,3 +156,18 @@ def _written(
         making.unlink(missing_ok=True)
         raise TransientError(f"cannot write {path}: {error.strerror or error}") from error
     return size, checksum_of(crc), paused_s
+
+
+@contextmanager
+def temporary(parent: Path) -> Iterator[Path]:
+    """A directory below `parent` that is there until the block ends.
+
+    Raises TransientError if the disk cannot have it.
+    """
+    try:
+        make_private(parent)
+        directory = tempfile.TemporaryDirectory(dir=parent)
+    except OSError as error:
+        raise TransientError(f"cannot use {parent}: {error.strerror or error}") from error
+    with directory as folder:
+        yield Path(folder)

@@ -13,13 +13,13 @@ from elasticdl.cluster.kubernetes.plans import Owner
 from elasticdl.flag_values import WorkerRange
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
+from elasticdl.jobdir.flags_file import read_spec
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.scale_override import as_scaled, read_scale_override
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.executor.checkpoint_archive import CheckpointArchive
 from elasticdl.master.platform.pod_directory import begin_anew, open_directory
-from elasticdl.master.read_spec import read_spec
 from tests.core.conftest import Bench
 
 pytestmark = pytest.mark.core

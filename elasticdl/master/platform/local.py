@@ -18,6 +18,7 @@ from elasticdl.cluster.local.supervisor.messages import RESTART_VARIABLE
 from elasticdl.cluster.local.supervisor.supervised_cluster import SupervisedCluster
 from elasticdl.errors import PermanentError, UserError
 from elasticdl.job import JobSpec
+from elasticdl.jobdir.flags_file import read_spec
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.outcome import Outcome
 from elasticdl.master.core.job_context import Limits
@@ -30,7 +31,6 @@ from elasticdl.master.platform.platform import (
     invalid_environment,
 )
 from elasticdl.master.preflight import PreflightChild, PreflightProcess
-from elasticdl.master.read_spec import read_spec
 from elasticdl.tls import CertifiedKey
 from elasticdl.tokens import new_token, run_name
 
