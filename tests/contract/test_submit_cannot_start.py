@@ -17,8 +17,8 @@ import pytest
 
 from elasticdl.cli.jobs.cluster_client import ClusterClient, LoopThread
 from elasticdl.cli.jobs.kubernetes_job import KubernetesJob
-from elasticdl.cli.jobs.kubernetes_launch import submit_job
-from elasticdl.cli.jobs.start_diagnosis import CannotStart, StartLimits
+from elasticdl.cli.jobs.kubernetes_launch import StartLimits, submit_job
+from elasticdl.cli.jobs.start_diagnosis import CannotStart
 from elasticdl.cli.jobs.watch import wait
 from elasticdl.cli.request import Request, settle
 from elasticdl.cli.views.documents import Format

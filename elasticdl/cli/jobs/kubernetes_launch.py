@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
 
-from elasticdl.cli.jobs.start_diagnosis import CannotStart, StartLimits, cleared_away, first_look
+from elasticdl.cli.jobs.start_diagnosis import CannotStart, removal_hint
 from elasticdl.cli.views.console import put, show, tell
 from elasticdl.cli.views.documents import Format, render
-from elasticdl.errors import ExitCode, SpecError
+from elasticdl.cluster.kubernetes.job_state import JobStage, JobState
+from elasticdl.cluster.kubernetes.pod_tracker import START_PROBLEM_LIMIT_S
+from elasticdl.cluster.kubernetes.pods import no_room
+from elasticdl.errors import ElasticDLError, ExitCode, SpecError
 from elasticdl.job import JobSpec
 from elasticdl.job_name import next_name
 
 if TYPE_CHECKING:
     from elasticdl.cli.jobs.cluster_client import ClusterClient
+    from elasticdl.cli.jobs.kubernetes_job import KubernetesJob
 
 _MOST_NAMES = 20
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StartLimits:
+    """Times in seconds."""
+
+    start_limit_s: float = START_PROBLEM_LIMIT_S
+    """How long a job may be unable to start."""
+    look_s: float = 5.0
+    """How long a detached submission checks whether the job starts."""
+    look_every_s: float = 0.5
 
 
 def submit(cluster: ClusterClient, spec: JobSpec) -> JobSpec:
@@ -71,9 +91,11 @@ def submit_job(
                 + (f", checkpoints stay in {at}" if at else "")
                 + ": use --volume and --job-dir to keep it"
             )
-        if not detach:
-            return _watched(cluster, name, spec, form or Format.TABLE, limits)
-        _look(cluster, name, limits)
+        with _submitted(cluster, name, limits) as job:
+            if not detach:
+                return _watched(job, spec, form or Format.TABLE)
+            with suppress(KeyboardInterrupt):  # of the check: the job is submitted
+                _first_look(job, limits)
         tell(next_commands(spec, name, cluster.namespace))
         if form in (None, Format.TABLE):
             show(name)
@@ -82,43 +104,78 @@ def submit_job(
         return ExitCode.DONE
 
 
-def _look(cluster: ClusterClient, name: str, limits: StartLimits) -> None:
-    """Check whether a detached job can start. Raises CannotStart."""
+@contextmanager
+def _submitted(cluster: ClusterClient, name: str, limits: StartLimits) -> Iterator[KubernetesJob]:
+    """The job that we just submitted; one that cannot start is deleted. Raises CannotStart."""
     from elasticdl.cli.jobs.kubernetes_job import KubernetesJob
 
     job = KubernetesJob(cluster, name, start_limit_s=limits.start_limit_s)
     try:
-        first_look(job, limits)
+        yield job
     except CannotStart as error:
-        raise cleared_away(job, error) from error
-    except KeyboardInterrupt:
-        return  # The user interrupted the check; the job is submitted.
+        raise _cleared_away(job, error) from error
     finally:
         job.close()
 
 
-def _watched(
-    cluster: ClusterClient, name: str, spec: JobSpec, form: Format, limits: StartLimits
-) -> int:
-    from elasticdl.cli.jobs.kubernetes_job import KubernetesJob
+def _watched(job: KubernetesJob, spec: JobSpec, form: Format) -> int:
     from elasticdl.cli.jobs.watch import watch
     from elasticdl.cli.views.live_view import view_for
     from elasticdl.cli.views.result_output import tell_end
 
-    job, view = KubernetesJob(cluster, name, start_limit_s=limits.start_limit_s), view_for()
+    view = view_for()
     try:
         outcome = watch(job, view)
-    except CannotStart as error:
-        raise cleared_away(job, error) from error
     except KeyboardInterrupt:
         view.close()
-        tell(f"the job continues\n{next_commands(spec, name, cluster.namespace)}")
+        tell(f"the job continues\n{next_commands(spec, job.name, job.place.namespace)}")
         return ExitCode.INTERRUPTED
     finally:
         view.close()
-        job.close()
     tell_end(outcome, form)
     return outcome.exit_code
+
+
+def _first_look(job: KubernetesJob, limits: StartLimits) -> None:
+    """Return when the job's master runs or waits for resources, or after 5 s.
+
+    Blocks up to 40 s more while the master cannot start. Returns silently if the cluster does not
+    answer or denies access, since the job is submitted.
+
+    Raises CannotStart.
+    """
+    end_s = time.monotonic() + limits.look_s
+    try:
+        while True:
+            state = job.job_state()
+            if state.running_master or state.ended is not None or _waits_for_a_place(state):
+                return
+            job.outcome()
+            if state.standing is not JobStage.STUCK and time.monotonic() > end_s:
+                return
+            time.sleep(limits.look_every_s)
+    except CannotStart:
+        raise
+    except ElasticDLError:
+        return
+
+
+def _waits_for_a_place(state: JobState) -> bool:
+    suspended = bool((state.job.get("spec") or {}).get("suspend"))
+    return suspended or (state.master is not None and bool(no_room(state.master)))
+
+
+def _cleared_away(job: KubernetesJob, error: CannotStart) -> CannotStart:
+    """Delete a job that cannot start; return the error to raise."""
+    try:
+        job.delete()
+    except ElasticDLError as refused:
+        return CannotStart(
+            f"{error.message}\nThe job is still there: {refused.message}",
+            error.mend,
+            removal_hint(job.name),
+        )
+    return CannotStart(f"{error.message}\nThe job is deleted again.", error.mend)
 
 
 def next_commands(spec: JobSpec, name: str, namespace: str) -> str:
