@@ -36,6 +36,7 @@ from elasticdl.rpc.conversation import (
     TellState,
     Wait,
 )
+from elasticdl.rpc.ring_messages import count_of
 from elasticdl.shard import (
     Applied,
     Barrier,
@@ -60,12 +61,6 @@ MOST_STACK_CHARS = 16_000
 _MAX_FRAME_CHARS = 400
 
 
-def _count(value: int, what: str) -> int:
-    if value < 0:
-        raise ValueError(f"{what} is {value}, expected 0 or more")
-    return value
-
-
 def _task(name: str) -> Task:
     try:
         return Task(name)
@@ -73,6 +68,10 @@ def _task(name: str) -> Task:
         raise ValueError(
             f"task is {name[:_MAX_NAME_CHARS]!r}, expected one of {', '.join(Task)}"
         ) from None
+
+
+def _snapshot(number: int) -> SnapshotId | None:
+    return None if number == _NONE else SnapshotId(count_of(number, "snapshot"))
 
 
 def _text(text: str) -> str:
@@ -99,9 +98,9 @@ def applied_to_wire(applied: Applied) -> pb.Applied:
 def applied_from_wire(message: pb.Applied) -> Applied:
     """Message -> Applied. Raises ValueError."""
     return Applied(
-        shard=ShardId(_count(message.shard, "shard")),
-        attempt=_count(message.attempt, "attempt"),
-        offset=_count(message.offset, "offset"),
+        shard=ShardId(count_of(message.shard, "shard")),
+        attempt=count_of(message.attempt, "attempt"),
+        offset=count_of(message.offset, "offset"),
     )
 
 
@@ -152,7 +151,7 @@ def lease_from_wire(message: pb.Lease) -> Lease:
         if not 0 <= message.begin < message.end:
             raise ValueError(f"shard {message.shard} is records [{message.begin}, {message.end})")
         shard = Shard(
-            id=ShardId(_count(message.shard, "shard")),
+            id=ShardId(count_of(message.shard, "shard")),
             source=message.source,
             begin=message.begin,
             end=message.end,
@@ -160,18 +159,16 @@ def lease_from_wire(message: pb.Lease) -> Lease:
     return Lease(
         task=_task(message.task),
         shard=shard,
-        attempt=_count(message.attempt, "attempt"),
-        offset=_count(message.offset, "offset"),
-        epoch=_count(message.epoch, "epoch"),
+        attempt=count_of(message.attempt, "attempt"),
+        offset=count_of(message.offset, "offset"),
+        epoch=count_of(message.epoch, "epoch"),
         order_seed=message.order_seed if message.shuffled else None,
-        round=None if message.round == _NONE else _count(message.round, "round"),
-        snapshot=(
-            None if message.snapshot == _NONE else SnapshotId(_count(message.snapshot, "snapshot"))
-        ),
-        version=_count(message.version, "version"),
+        round=None if message.round == _NONE else count_of(message.round, "round"),
+        snapshot=_snapshot(message.snapshot),
+        version=count_of(message.version, "version"),
         payload=message.payload,
-        revocation=_count(message.revocation, "revocation"),
-        limit=_count(message.limit, "limit"),
+        revocation=count_of(message.revocation, "revocation"),
+        limit=count_of(message.limit, "limit"),
     )
 
 
@@ -196,14 +193,12 @@ def _item_from_wire(message: pb.RingWorkItem) -> WorkItem:
             " and the wrong lease"
         )
     return WorkItem(
-        number=_count(message.number, "number"),
+        number=count_of(message.number, "number"),
         lease=lease_from_wire(message.lease) if message.HasField("lease") else None,
-        batch=_count(message.batch, "batch"),
+        batch=count_of(message.batch, "batch"),
         rate_scale=message.rate_scale,
         mark=mark,
-        snapshot=(
-            None if message.snapshot == _NONE else SnapshotId(_count(message.snapshot, "snapshot"))
-        ),
+        snapshot=_snapshot(message.snapshot),
     )
 
 
@@ -271,10 +266,10 @@ def order_from_wire(message: pb.Order) -> Order:
                 raise ValueError(f"grace_s is {message.grace_s}, expected more than 0")
             return Drain(message.drain, message.grace_s)
         case "revoke":
-            return Revoke(message.revoke.reason, _count(message.revoke.revocation, "revocation"))
+            return Revoke(message.revoke.reason, count_of(message.revoke.revocation, "revocation"))
         case "servers":
             servers = message.servers
-            first = _count(servers.first, "first")
+            first = count_of(servers.first, "first")
             return Servers(tuple(servers.addresses), first, tuple(servers.bulk_tokens))
         case "load":
             return Load(message.load)
@@ -283,8 +278,8 @@ def order_from_wire(message: pb.Order) -> Order:
         case "settled":
             settled = message.settled
             return Settled(
-                _count(settled.through, "through"),
-                _count(settled.version, "version"),
+                count_of(settled.through, "through"),
+                count_of(settled.version, "version"),
                 tuple(settled.dropped),
             )
         case "finish":
@@ -296,7 +291,7 @@ def order_from_wire(message: pb.Order) -> Order:
         case "tell_state":
             return TellState()
         case "ring_drop":
-            return RingDrop(SnapshotId(_count(message.ring_drop, "snapshot")))
+            return RingDrop(SnapshotId(count_of(message.ring_drop, "snapshot")))
         case _:
             raise ValueError("an empty order")
 
@@ -331,9 +326,9 @@ def _progress_from_wire(message: pb.Progress) -> Progress:
     return Progress(
         task=_task(message.task),
         applied=applied_from_wire(message.applied),
-        version=_count(message.version, "version"),
+        version=count_of(message.version, "version"),
         loss=message.loss if message.has_loss and math.isfinite(message.loss) else None,
-        bad_records=_count(message.bad_records, "bad_records"),
+        bad_records=count_of(message.bad_records, "bad_records"),
         bad_examples=tuple(_text(example) for example in message.bad_examples[:_MAX_EXAMPLES]),
         ahead=message.ahead,
         done=message.done,
@@ -345,8 +340,8 @@ def _progress_from_wire(message: pb.Progress) -> Progress:
 def _failure_from_wire(message: pb.Failure) -> Failure:
     return Failure(
         task=_task(message.task) if message.task else None,
-        shard=None if message.shard == _NONE else ShardId(_count(message.shard, "shard")),
-        attempt=_count(message.attempt, "attempt"),
+        shard=None if message.shard == _NONE else ShardId(count_of(message.shard, "shard")),
+        attempt=count_of(message.attempt, "attempt"),
         error=_text(message.error),
         fatal=message.fatal,
     )
@@ -364,7 +359,7 @@ def _failure_to_wire(failure: Failure) -> pb.Failure:
 
 def _summary_from_wire(message: pb.Summary) -> Summary:
     return Summary(
-        _count(message.round, "round"), _numbers(message.values, "values"), message.stop_training
+        count_of(message.round, "round"), _numbers(message.values, "values"), message.stop_training
     )
 
 
@@ -444,14 +439,14 @@ def report_from_wire(message: pb.ReportRequest) -> Report:
         exported=_text(message.exported),
         export_problem=_text(message.export_problem),
         stop_asked=_text(message.stop_asked),
-        version=_count(message.version, "version"),
+        version=count_of(message.version, "version"),
         gauges=_gauges(message.gauges),
         ring=ring.report_from_wire(message.ring) if message.HasField("ring") else None,
         ring_cuts=tuple(ring.cut_from_wire(cut) for cut in message.ring_cuts),
         ring_saves=tuple(ring.saved_from_wire(saved) for saved in message.ring_saves),
         starting=_start_parts(message.starting),
-        pushes=_count(message.pushes, "pushes"),
-        met={_text(name): _count(count, "pushes") for name, count in message.met.items()},
+        pushes=count_of(message.pushes, "pushes"),
+        met={_text(name): count_of(count, "pushes") for name, count in message.met.items()},
         crowded=message.crowded,
         activity=_activity_from_wire(message.activity) if message.HasField("activity") else None,
         state=_state_told_from_wire(message.state) if message.HasField("state") else None,
@@ -477,7 +472,7 @@ def applied_by_worker(parts: Mapping[str, pb.Applied]) -> dict[str, Applied]:
 
 def sequences(values: Mapping[str, int]) -> dict[str, int]:
     """Each worker's last sequence number. Raises ValueError."""
-    return {worker: _count(value, f"sequence of {worker}") for worker, value in values.items()}
+    return {worker: count_of(value, f"sequence of {worker}") for worker, value in values.items()}
 
 
 def bounded(names: Iterable[str]) -> tuple[str, ...]:

@@ -24,7 +24,8 @@ _MAX_FILES = 10_000
 _MAX_TEXT_CHARS = 16_000
 
 
-def _count(value: int, what: str) -> int:
+def count_of(value: int, what: str) -> int:
+    """Return a number from the wire. Raises ValueError if it is negative."""
     if value < 0:
         raise ValueError(f"{what} is {value}, expected 0 or more")
     return value
@@ -43,12 +44,12 @@ def report_from_wire(message: pb.RingReport) -> RingReport:
     """Message -> RingReport. Raises ValueError."""
     return RingReport(
         message.ready,
-        _count(message.entered, "entered"),
-        _count(message.broken, "broken"),
+        count_of(message.entered, "entered"),
+        count_of(message.broken, "broken"),
         message.leaving,
         message.problem[:_MAX_TEXT_CHARS],
-        _count(message.version, "version"),
-        _count(message.number, "number"),
+        count_of(message.version, "version"),
+        count_of(message.number, "number"),
         max(-1, message.offset),
     )
 
@@ -61,7 +62,7 @@ def cut_to_wire(cut: RingCut) -> pb.RingCut:
 def cut_from_wire(message: pb.RingCut) -> RingCut:
     """Message -> RingCut. Raises ValueError."""
     return RingCut(
-        SnapshotId(_count(message.snapshot, "snapshot")), _count(message.version, "version")
+        SnapshotId(count_of(message.snapshot, "snapshot")), count_of(message.version, "version")
     )
 
 
@@ -80,15 +81,15 @@ def saved_from_wire(message: pb.RingSaved) -> RingSaved:
             f"a checkpoint of {len(message.files)} files, expected at most {_MAX_FILES}"
         )
     return RingSaved(
-        snapshot=SnapshotId(_count(message.snapshot, "snapshot")),
+        snapshot=SnapshotId(count_of(message.snapshot, "snapshot")),
         directory=message.directory,
-        version=_count(message.version, "version"),
+        version=count_of(message.version, "version"),
         files=tuple(
-            WrittenFile(file.name, _count(file.bytes, "bytes"), file.checksum)
+            WrittenFile(file.name, count_of(file.bytes, "bytes"), file.checksum)
             for file in message.files
         ),
         parameters=message.parameters,
-        rows=_count(message.rows, "rows"),
+        rows=count_of(message.rows, "rows"),
         problem=message.problem[:_MAX_TEXT_CHARS],
         paused_s=message.paused_s,
     )
@@ -110,16 +111,16 @@ def generation_from_wire(message: pb.RingGeneration) -> RingGeneration:
             f" {list(holders)}"
         )
     return RingGeneration(
-        number=_count(message.number, "number"),
+        number=count_of(message.number, "number"),
         members=members,
         holders=holders,
-        first_item=_count(message.first_item, "first_item"),
+        first_item=count_of(message.first_item, "first_item"),
         restore_from=message.restore_from,
-        port=_count(message.port, "port"),
+        port=count_of(message.port, "port"),
         scope=message.scope,
     )
 
 
 def save_from_wire(message: pb.RingSave) -> RingSave:
     """Message -> RingSave. Raises ValueError."""
-    return RingSave(SnapshotId(_count(message.snapshot, "snapshot")), message.directory)
+    return RingSave(SnapshotId(count_of(message.snapshot, "snapshot")), message.directory)
