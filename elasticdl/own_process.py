@@ -10,7 +10,10 @@ import os
 import resource
 import signal
 import sys
+import traceback
 from typing import NoReturn
+
+from elasticdl.errors import ElasticDLError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -39,6 +42,18 @@ def raise_file_limit() -> None:
     """Raise the limit to what the system allows: each connection takes a file."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def log_error(log: logging.Logger, error: BaseException) -> None:
+    """Log an error that ends the process, with a traceback only if it is not an ElasticDLError.
+
+    The last line is what the master shows.
+    """
+    if isinstance(error, ElasticDLError):
+        hint = f"; {error.hint}" if error.hint else ""
+        log.error("%s: %s%s", type(error).__name__, error.message, hint)
+    else:
+        log.error("%s", "".join(traceback.format_exception(error)).rstrip())
 
 
 def end_now(code: int) -> NoReturn:

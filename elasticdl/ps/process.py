@@ -9,12 +9,11 @@ import logging
 import signal
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
 from elasticdl.errors import ElasticDLError, ExitCode, TransientError
-from elasticdl.own_process import SIGNALS, end_now
+from elasticdl.own_process import SIGNALS, end_now, log_error
 
 _log = logging.getLogger(__name__)
 
@@ -63,14 +62,11 @@ def in_thread(name: str, work: Callable[[], None]) -> None:
 
 def fail(error: Exception) -> NoReturn:
     """Log the error and end the process."""
-    if isinstance(error, ElasticDLError):
-        _log.error(
-            "%s: %s%s", type(error).__name__, error.message, f"; {error.hint}" if error.hint else ""
-        )
-        # The master was unavailable, which is no failure of this process.
-        leave(ExitCode.UNAVAILABLE if isinstance(error, TransientError) else error.exit_code)
-    _log.error("%s", "".join(traceback.format_exception(error)).rstrip())
-    leave(ExitCode.JOB_FAILED)
+    log_error(_log, error)
+    if not isinstance(error, ElasticDLError):
+        leave(ExitCode.JOB_FAILED)
+    # The master was unavailable, which is no failure of this process.
+    leave(ExitCode.UNAVAILABLE if isinstance(error, TransientError) else error.exit_code)
 
 
 def leave(code: ExitCode) -> NoReturn:

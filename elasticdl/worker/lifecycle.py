@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,12 +17,12 @@ from elasticdl.clock import Clock, SystemClock
 from elasticdl.cluster.local.machine import free_memory_bytes
 from elasticdl.cluster.role_environment import MASTER_AWAY_S, RoleEnvironment, step_threads
 from elasticdl.data.files import DataChanged
-from elasticdl.errors import ElasticDLError, UserError
+from elasticdl.errors import UserError
 from elasticdl.formatting import BUILDING, GIVING_PART, IMPORTING
 from elasticdl.job_choices import Strategy
 from elasticdl.model.bad_record_filter import BadRecords
 from elasticdl.model.tensorflow_import import load_tensorflow
-from elasticdl.own_process import log_to_stderr
+from elasticdl.own_process import log_error, log_to_stderr
 from elasticdl.rpc.conversation import Attached, Failure, Servers
 from elasticdl.rpc.master_client import MasterClient
 from elasticdl.rpc.parameters import Parameters
@@ -283,7 +282,7 @@ def wind_down(worker: Worker | RingWorker | None, link: Link) -> None:
 
 def _tell_failure(reason: Failed, error: BaseException, link: Link) -> None:
     """Log the failure, and report it to the master if the user can fix it."""
-    log_error(error)
+    log_error(_log, error)
     if isinstance(error, UserError):
         lease = reason.lease
         fatal = lease is None or isinstance(error, (NonFinite, BadRecords, DataChanged))
@@ -310,19 +309,6 @@ def _tell_standing(error: StoodStill, outbox: Outbox, reporter: Reporter) -> Non
     )
     if not reporter.flush(FLUSH_S):
         _log.warning("the last report did not get to the master within %g s", FLUSH_S)
-
-
-def log_error(error: BaseException) -> None:
-    """Log an error, with a traceback only if it is not an ElasticDLError.
-
-    The last line is what the master shows.
-    """
-    if isinstance(error, ElasticDLError):
-        _log.error(
-            "%s: %s%s", type(error).__name__, error.message, f"; {error.hint}" if error.hint else ""
-        )
-    else:
-        _log.error("%s", "".join(traceback.format_exception(error)).rstrip())
 
 
 def run(shutdown: Shutdown) -> None:

@@ -6,9 +6,11 @@ reaches a thread that does not block it ends the process instead of draining it.
 
 from __future__ import annotations
 
+import logging
+
 from elasticdl.cluster.local.parent_death import die_with_parent
 from elasticdl.cluster.role_environment import grace_s
-from elasticdl.own_process import hold_signals, log_to_stderr
+from elasticdl.own_process import hold_signals, log_error, log_to_stderr
 from elasticdl.worker.process.os_process import drain_on_signal, end_by_force, leave
 from elasticdl.worker.process.shutdown import Shutdown
 
@@ -21,13 +23,13 @@ def main() -> None:
     shutdown = Shutdown()
     drain_on_signal(shutdown, grace_s())
     end_by_force(shutdown)
-    from elasticdl.worker.lifecycle import log_error, run
+    from elasticdl.worker.lifecycle import run
 
     try:
         run(shutdown)
     except Exception as error:  # noqa: BLE001 - the top of the process: it ends visibly
         if shutdown.fail(error):
-            log_error(error)
+            log_error(logging.getLogger("elasticdl.worker"), error)
     leave(shutdown)
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 import pytest
 
 from elasticdl.clock import ManualClock
 from elasticdl.errors import ExitCode, PermanentError, Refused, SpecError, TransientError, UserError
+from elasticdl.own_process import log_error
 from elasticdl.rpc.conversation import Failure, Report, RingGeneration, Summary
 from elasticdl.shard import Applied, Lease, Shard, ShardId, Task
-from elasticdl.worker.lifecycle import log_error
 from elasticdl.worker.pipeline.outbox import Advance, Contradiction, Outbox
 from elasticdl.worker.pipeline.reporter import Reporter
 from elasticdl.worker.pipeline.retry import ServerRetry
@@ -374,11 +375,8 @@ def test_the_last_line_of_a_worker_says_what_happened_and_not_only_what_to_do(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The master shows that line as the cause of the end."""
-    log_error(
-        PermanentError(
-            "cannot write /full/predictions.npz: No space left on device", hint="see --output"
-        )
-    )
+    full = "cannot write /full/predictions.npz: No space left on device"
+    log_error(logging.getLogger(__name__), PermanentError(full, hint="see --output"))
     last = caplog.text.strip().splitlines()[-1]
     assert "No space left on device" in last and "see --output" in last
 

@@ -20,6 +20,7 @@ from elasticdl.cluster.kubernetes.pods import (
     Trouble,
     exit_status,
     has_ended,
+    is_process,
     never_started,
     observed,
     process_name,
@@ -298,13 +299,7 @@ def wall_s(timestamp: str | None) -> float:
 
 def _belongs(pod: Object, job_uid: str) -> bool:
     owners = pod["metadata"].get("ownerReferences") or ()
-    if not any(owner.get("uid") == job_uid for owner in owners):
-        return False
-    try:
-        process_name(pod)
-    except (KeyError, ValueError):
-        return False
-    return True
+    return any(owner.get("uid") == job_uid for owner in owners) and is_process(pod)
 
 
 def _final_condition(job: Object) -> Object | None:
