@@ -31,7 +31,8 @@ class Services:
         self._cores, self._plan = cores, plan
         self._created_s: dict[str, float] = {}
         self._placed: set[str] = set()
-        self._waits_s: list[float] = []
+        self._first = plan[0][1]
+        self._waits_s: dict[str, float] = {}
         self._deleted_without_node = 0
         self._number = 0
 
@@ -66,13 +67,15 @@ class Services:
     def as_row(self) -> dict[str, Any]:
         """How long services waited for their nodes, by how many of them.
 
-        Those that had no node when they were deleted, or at the end, count apart.
+        Those that were there before the jobs count apart: nobody gave way to them. So do those that
+        had no node when they were deleted, or at the end.
         """
-        waits_s = sorted(self._waits_s)
         row: dict[str, Any] = {
-            "services": len(waits_s),
+            "services": len(self._waits_s),
             "services_without_node": self._deleted_without_node + self.wished - self.placed,
         }
+        first = set(self._names_from(0, self._first))
+        waits_s = sorted(wait_s for name, wait_s in self._waits_s.items() if name not in first)
         if waits_s:
             row["service_wait_median_s"] = waits_s[len(waits_s) // 2]
             row["service_wait_longest_s"] = waits_s[-1]
@@ -87,7 +90,11 @@ class Services:
 
     def _names(self, count: int) -> list[str]:
         first, self._number = self._number, self._number + count
-        return [f"service-{number}" for number in range(first, self._number)]
+        return self._names_from(first, count)
+
+    @staticmethod
+    def _names_from(first: int, count: int) -> list[str]:
+        return [f"service-{number}" for number in range(first, first + count)]
 
     async def _create(self, name: str, turns: asyncio.Semaphore) -> None:
         async with turns:
@@ -110,4 +117,4 @@ class Services:
         if created_s is None or name in self._placed or not pod["spec"].get("nodeName"):
             return
         self._placed.add(name)
-        self._waits_s.append(asyncio.get_running_loop().time() - created_s)
+        self._waits_s[name] = asyncio.get_running_loop().time() - created_s
