@@ -50,15 +50,19 @@ def serve(cluster: dict[str, list[str]], job: str, index: int) -> None:
 
 
 def mlp_weights() -> list[np.ndarray]:
-    rng = np.random.default_rng(0)
+    """Kernels and biases of the MLP, then the kernel of the linear part, as Keras begins them."""
+    rng = np.random.default_rng()
     widths = [FIELDS * DIM + DENSE, *HIDDEN, 1]
     weights = []
     for fan_in, fan_out in itertools.pairwise(widths):
-        weights += [
-            (rng.standard_normal((fan_in, fan_out)) * np.sqrt(2 / fan_in)).astype(np.float32),
-            np.zeros(fan_out, np.float32),
-        ]
-    return [*weights, (rng.standard_normal((DENSE, 1)) * 0.01).astype(np.float32)]
+        weights += [glorot_uniform(rng, fan_in, fan_out), np.zeros(fan_out, np.float32)]
+    return [*weights, glorot_uniform(rng, DENSE, 1)]
+
+
+def glorot_uniform(rng: np.random.Generator, fan_in: int, fan_out: int) -> NDArray[np.float32]:
+    """float32[fan_in, fan_out]; what `keras.layers.Dense` begins its kernel with."""
+    limit = np.sqrt(6 / (fan_in + fan_out))
+    return rng.uniform(-limit, limit, (fan_in, fan_out)).astype(np.float32)
 
 
 def apply_rows(kind: str, table: Any, slots: Any, gradient: Any, ids: Any, step: Any) -> None:
