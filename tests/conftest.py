@@ -5,6 +5,7 @@ processes.
 from __future__ import annotations
 
 import csv
+import fcntl
 import json
 import os
 import random
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from elasticdl.model.tensorflow_import import without_unused_parts
 from elasticdl.paused_collection import paused_collection
 from tests.async_tests import pytest_pyfunc_call as pytest_pyfunc_call
 from tests.lost_memory import lose_servers
@@ -108,8 +110,23 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Half the time of a collection would go into looking for garbage among thousands of tests."""
-    with paused_collection():
+    """Half the time of a collection would go into looking for garbage among thousands of tests.
+
+    Files that import TensorFlow get what a worker imports of it.
+    """
+    with paused_collection(), without_unused_parts():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """One process of a run rewrites the asserts of a file, and the others read what it wrote."""
+    if not isinstance(collector, pytest.Module):
+        return (yield)
+    with collector.path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         return (yield)
 
 

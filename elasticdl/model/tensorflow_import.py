@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import AbstractContextManager
 
 from elasticdl.deferred_import import executed_at_first_use
 from elasticdl.paused_collection import paused_collection
@@ -32,6 +33,11 @@ _PARTS_LATER = frozenset({"tensorflow._api.v2.compat.v1", "tensorflow._api.v2.co
 """Each is the whole public API once more, and has both once more as a part."""
 
 
+def without_unused_parts() -> AbstractContextManager[None]:
+    """In the body, an import of TensorFlow leaves out what jobs never use, until its first use."""
+    return executed_at_first_use(_LATER, _PARTS_LATER)
+
+
 def load_tensorflow() -> None:
     """Import TensorFlow and Keras, with two fifths less work than plain imports.
 
@@ -42,6 +48,6 @@ def load_tensorflow() -> None:
     # Several workers may share a GPU, and NCCL needs some of its memory. By default TensorFlow
     # takes all of it.
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-    with executed_at_first_use(_LATER, _PARTS_LATER), paused_collection():
+    with without_unused_parts(), paused_collection():
         import keras  # noqa: F401
         import tensorflow  # noqa: F401
