@@ -52,6 +52,10 @@ class _AtFirstUse(Loader):
     importlib's LazyLoader does so when anybody reads its `__file__`. AutoGraph reads that of all
     modules, in each worker.
 
+    Only for a module whose execution imports nothing that sets an attribute of the same name in the
+    package above, such as `tensorflow.lite` beside `tensorflow._api.v2.lite`; and for no package
+    whose modules import it, as those of `requests` do.
+
     The thread that executes the module holds its lock while it takes the import locks of what the
     module imports. So no module that it imports may use it while another thread imports that one.
     """
@@ -78,7 +82,11 @@ class _AtFirstUse(Loader):
                     return vars(module)[name]
             raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
 
-        vars(module)["__getattr__"] = find
+        def names() -> list[str]:
+            self._execute(module)
+            return sorted(vars(module))
+
+        vars(module).update({"__getattr__": find, "__dir__": names})
 
     def _execute(self, module: ModuleType) -> None:
         with self._lock:
@@ -95,6 +103,7 @@ class _AtFirstUse(Loader):
                     names.update(before)
                     self._begun = False
                     raise
-                # A module may have a function of its own in its place.
-                if names.get("__getattr__") is before["__getattr__"]:
-                    del names["__getattr__"]
+                # A module may have functions of its own in their places.
+                for ours in ("__getattr__", "__dir__"):
+                    if names.get(ours) is before[ours]:
+                        del names[ours]

@@ -19,14 +19,10 @@ _LATER = frozenset(
         "keras._tf_keras.keras.wrappers",
         # Of the Keras that is a part of TensorFlow: a training loop of TensorFlow 1, with SciPy.
         "tensorflow.python.keras.engine.training_v1",
-        # For one callback, which posts to a server.
-        "requests",
-        "tensorflow._api.v2.lite",
         "tensorflow._api.v2.test",
         "tensorflow._api.v2.__internal__.test",
         "tensorflow._api.v2.__internal__.distribute.combinations",
         "tensorflow._api.v2.__internal__.distribute.multi_process_runner",
-        "tensorflow._api.v2.distribute.experimental",
     }
 )
 _PARTS_LATER = frozenset({"tensorflow._api.v2.compat.v1", "tensorflow._api.v2.compat.v2"})
@@ -39,7 +35,7 @@ def without_unused_parts() -> AbstractContextManager[None]:
 
 
 def load_tensorflow() -> None:
-    """Import TensorFlow and Keras, with two fifths less work than plain imports.
+    """Import TensorFlow and Keras, with a third less work than plain imports.
 
     Blocks for seconds, or returns at once if they are imported already.
     """
