@@ -261,7 +261,7 @@ def test_the_place_of_an_output_is_tried_and_not_made(tmp_path: Path) -> None:
         assert not (tmp_path / "some").exists()
 
 
-def predicting(name: str) -> JobSpec:
+def predicting(name: str, output: str = "predictions/deep") -> JobSpec:
     checkpoint(Path("c")) if not Path("c").exists() else None
     flags = {
         "model_zoo": "zoo",
@@ -269,9 +269,7 @@ def predicting(name: str) -> JobSpec:
         "prediction_data": "a.csv",
         "checkpoint_dir_for_init": "c",
     }
-    return settle(
-        Request(Action.PREDICT, {**flags, "output": "predictions/deep", "job_name": name})
-    )
+    return settle(Request(Action.PREDICT, {**flags, "output": output, "job_name": name}))
 
 
 def test_a_folder_of_predictions_is_for_one_job_at_a_time_and_not_left_behind_empty(
@@ -287,6 +285,11 @@ def test_a_folder_of_predictions_is_for_one_job_at_a_time_and_not_left_behind_em
             pass
         assert refused.value.exit_code is ExitCode.USAGE and not (tmp_path / "jobs/b").exists()
     assert not (tmp_path / "predictions").exists()
+
+
+def test_no_folder_is_made_here_for_predictions_in_an_object_store(tmp_path: Path) -> None:
+    with claimed(predicting("a", output="s3://bucket/predictions")):
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["c", "jobs"]
 
 
 def test_predictions_of_two_jobs_are_not_mixed(tmp_path: Path) -> None:

@@ -205,10 +205,11 @@ def _ours_alone(spec: JobSpec) -> Iterator[None]:
     The folder is still empty, so another command would otherwise accept it too.
     """
     output = spec.checkpoint.output
-    path = Path(output)
-    if spec.action != "predict" or not output or output == spec.cluster.job_dir:
+    is_folder = spec.action == "predict" and output and not is_address(output)
+    if not is_folder or output == spec.cluster.job_dir:
         yield
         return
+    path = Path(output)
     taken = SpecError(
         f"another command writes its predictions to {path}", hint="name another --output"
     )
