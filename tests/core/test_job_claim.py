@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import re
@@ -317,6 +318,27 @@ def test_check_says_what_is_in_the_way_of_the_directories(
             "problem",
         ) and words in finding["text"]
     assert not (tmp_path / "jobs/b").exists()
+
+
+@pytest.mark.parametrize(
+    ("is_made_again", "words"), [(False, "cannot open .*jobs/a"), (True, "another command runs")]
+)
+def test_a_directory_that_is_removed_between_its_opening_and_its_lock_is_not_claimed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_made_again: bool, words: str
+) -> None:
+    """Another command removes the empty directory that it made, and then frees its lock."""
+    lock = fcntl.flock
+
+    def removed(descriptor: int, operation: int) -> None:
+        (tmp_path / "jobs/a").rmdir()
+        if is_made_again:
+            (tmp_path / "jobs/a").mkdir()
+        lock(descriptor, operation)
+
+    monkeypatch.setattr("elasticdl.cli.jobs.job_claim.fcntl.flock", removed)
+    with pytest.raises(SpecError, match=words), claimed(job(job_name="a")):
+        pass
+    assert [*tmp_path.glob("jobs/a/*")] == []
 
 
 def test_a_full_disk_is_no_bad_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -316,7 +316,7 @@ def _run_by_another(path: Path) -> JobNameTaken:
 def locked(path: Path, taken: SpecError) -> Iterator[bool]:
     """Lock a directory during the block. Gives False if the file system has no locks.
 
-    Raises `taken` if another process has locked it, OSError.
+    Raises `taken` if another process has locked it or made it anew, OSError.
     """
     lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -327,6 +327,9 @@ def locked(path: Path, taken: SpecError) -> Iterator[bool]:
             raise taken from error
         except OSError:
             is_locked = False
+        # Another command may have removed the directory after we opened it, and freed its lock.
+        if not os.path.samestat(os.fstat(lock), os.stat(path)):
+            raise taken
         yield is_locked
     finally:
         os.close(lock)
