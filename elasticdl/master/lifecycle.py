@@ -13,9 +13,9 @@ from dataclasses import replace
 from elasticdl.clock import SystemClock
 from elasticdl.errors import ElasticDLError, ExitCode, MasterSuperseded
 from elasticdl.job import JobSpec
-from elasticdl.jobdir.flags_file import read_spec
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.master_address import read_master
+from elasticdl.jobdir.spec_files import read_spec
 from elasticdl.master.call_port import CallPort
 from elasticdl.master.core.commands import FinishJob
 from elasticdl.master.core.events import StopRequested

@@ -162,6 +162,8 @@ def _written(
 def temporary(parent: Path) -> Iterator[Path]:
     """A directory below `parent` that is there until the block ends.
 
+    It is for files on their way to an object store, or from there.
+
     Raises TransientError if the disk cannot have it.
     """
     try:

@@ -19,10 +19,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import final
 
+from elasticdl.errors import UserError
 from elasticdl.job import JobSpec
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.outcome import Outcome
-from elasticdl.own_process import log_to_stderr
+from elasticdl.jobdir.spec_files import read_spec
+from elasticdl.own_process import log_error, log_to_stderr
 from elasticdl.private_file import FILE_MODE
 from elasticdl.tracking.choice import Sent, kind_and_uri, why_no_traces
 from elasticdl.tracking.followed_file import FollowedFile
@@ -149,7 +151,11 @@ def main() -> int:
     if not lock(directory.path / f"{what}.lock"):
         _LOG.error("the process of an earlier master has not left the run")
         return 1
-    spec = JobSpec.model_validate_json(directory.spec.read_text(encoding="utf-8"))
+    try:
+        spec = read_spec(directory)
+    except UserError as error:
+        log_error(_LOG, error)
+        return 1
     whole = (
         follow(_curves(spec, directory), ends, say)
         if what is Sent.CURVES

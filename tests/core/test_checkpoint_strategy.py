@@ -14,7 +14,7 @@ from elasticdl.cli.request import Request, settle
 from elasticdl.cluster.kubernetes.plans import Owner
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action, Strategy
-from elasticdl.jobdir.flags_file import read_spec
+from elasticdl.jobdir.spec_files import read_spec
 from elasticdl.master.platform.pod_directory import open_directory
 
 pytestmark = pytest.mark.core

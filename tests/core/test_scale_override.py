@@ -13,9 +13,9 @@ from elasticdl.cluster.kubernetes.plans import Owner
 from elasticdl.flag_values import WorkerRange
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
-from elasticdl.jobdir.flags_file import read_spec
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.scale_override import as_scaled, read_scale_override
+from elasticdl.jobdir.spec_files import read_spec
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.master.executor.checkpoint_archive import CheckpointArchive

@@ -16,11 +16,11 @@ from elasticdl.checkpoint.layout import has_checkpoint
 from elasticdl.errors import ElasticDLError, PermanentError, SpecError
 from elasticdl.job import JobSpec
 from elasticdl.job_name import next_name
-from elasticdl.jobdir.flags_file import write_flags
 from elasticdl.jobdir.layout import JobDirectory, write_atomically
 from elasticdl.jobdir.output_folder import refuse_output
 from elasticdl.jobdir.resumable import refuse_resume
 from elasticdl.jobdir.scale_override import forget_scale_unless
+from elasticdl.jobdir.spec_files import write_flags
 from elasticdl.jobdir.supervisor_file import read_supervisor
 from elasticdl.jobdir.working_directory import directory_of
 from elasticdl.private_file import DIRECTORY_MODE, replace_atomically

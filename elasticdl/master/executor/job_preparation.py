@@ -13,9 +13,9 @@ from typing import TypeAlias, final
 from elasticdl.cluster.base import CreateRefused
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError
 from elasticdl.job import JobSpec
-from elasticdl.jobdir.flags_file import write_flags
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.output_folder import last_export
+from elasticdl.jobdir.spec_files import write_flags
 from elasticdl.master.core.data.sharding import training_plan
 from elasticdl.master.core.events import JobStarted, PreflightFailed, PreflightProgressed
 from elasticdl.master.event_queue import EventQueue

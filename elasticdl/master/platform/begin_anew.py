@@ -13,9 +13,9 @@ from elasticdl.checkpoint.layout import has_checkpoint
 from elasticdl.errors import Corrupted, PermanentError
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
-from elasticdl.jobdir.flags_file import read_spec
 from elasticdl.jobdir.layout import JobDirectory, write_atomically
 from elasticdl.jobdir.scale_override import as_scaled
+from elasticdl.jobdir.spec_files import read_spec
 from elasticdl.master.journal.recovery import last_stop
 
 

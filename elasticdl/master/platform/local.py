@@ -18,9 +18,9 @@ from elasticdl.cluster.local.supervisor.messages import RESTART_VARIABLE
 from elasticdl.cluster.local.supervisor.supervised_cluster import SupervisedCluster
 from elasticdl.errors import PermanentError, UserError
 from elasticdl.job import JobSpec
-from elasticdl.jobdir.flags_file import read_spec
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.outcome import Outcome
+from elasticdl.jobdir.spec_files import read_spec
 from elasticdl.master.core.job_context import Limits
 from elasticdl.master.executor.process_env import ProcessEnv
 from elasticdl.master.platform.begin_anew import begin_anew

@@ -1,4 +1,4 @@
-"""The job in its directory: job.json, and job.yaml with its flags, for people and for `-f`."""
+"""The files that describe a job: job.json, and job.yaml with its flags, for people and `-f`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from elasticdl.yaml_documents import as_yaml
 
 
 def write_flags(spec: JobSpec, directory: JobDirectory) -> None:
-    """Write the flags that differ from their defaults. Raises OSError."""
+    """Write the flags that differ from their defaults to job.yaml. Raises OSError."""
     flags = spec.replace(resume=False).flags(defaults=False)
     write_atomically(directory.yaml, f"# elasticdl {spec.action} -f job.yaml\n{as_yaml(flags)}")
 
 
 def read_spec(directory: JobDirectory) -> JobSpec:
-    """Read the job of a directory. Raises UserError."""
+    """Read job.json. Raises UserError."""
     try:
         return JobSpec.model_validate_json(directory.spec.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
