@@ -11,7 +11,7 @@ from typing import Any, final
 
 from elasticdl.addresses import is_address
 from elasticdl.checkpoint import copies, directories
-from elasticdl.cluster.local.machine import VISIBLE, member_gpus
+from elasticdl.cluster.local.machine import CUDA_VISIBLE, member_gpus
 from elasticdl.data import open_custom_reader, open_reader
 from elasticdl.data.base import Block, Reader
 from elasticdl.data.origins import require
@@ -132,7 +132,7 @@ class JobPreflight:
             envs = self.spec.cluster.envs
             gpus = len(member_gpus(envs, os.environ))
             workers = self.spec.cluster.num_workers
-            refuse_shared_gpus(built, workers, gpus, of_envs=VISIBLE in envs)
+            refuse_shared_gpus(built, workers, gpus, of_envs=CUDA_VISIBLE in envs)
 
     def _refuse_checkpoint_address(self) -> None:
         """Raise UserError if the job cannot begin with a stored checkpoint, or store its own."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from elasticdl.master.core import commands as c
-from elasticdl.master.core.ps.staleness import WINDOW, LossWatch
+from elasticdl.master.core.ps.staleness import LOSS_WINDOW, LossWatch
 from elasticdl.shard import Source
 from tests.core.conftest import Bench
 from tests.present import present
@@ -49,7 +49,7 @@ def test_a_loss_that_stays_where_it_began_is_not_noticed() -> None:
 def train(bench: Bench) -> list[c.Announce]:
     """Train with a loss that falls and rises; returns the warnings."""
     bench.up(bench.spec.cluster.num_workers.high, training=(Source("a", 100_000),))
-    for index, loss in enumerate([2.0] * WINDOW + [0.1] * WINDOW + [1.9] * WINDOW):
+    for index, loss in enumerate([2.0] * LOSS_WINDOW + [0.1] * LOSS_WINDOW + [1.9] * LOSS_WINDOW):
         worker = index % bench.spec.cluster.num_workers.high
         lease = bench.lease(worker)
         bench.progress(worker, lease, present(lease.shard).records, done=True, loss=loss)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticdl.cluster.local.machine import VISIBLE, least_used, member_gpus, visible_gpus
+from elasticdl.cluster.local.machine import CUDA_VISIBLE, least_used, member_gpus, visible_gpus
 from elasticdl.errors import UserError
 from elasticdl.flag_values import WorkerRange
 from elasticdl.model.horovod import refuse_shared_gpus
@@ -34,8 +34,8 @@ def test_the_environment_names_them_as_it_does_for_cuda(
 
 def test_a_list_in_the_jobs_own_variables_gives_all_workers_its_first_gpu(tmp_path: Path) -> None:
     (tmp_path / "nvidia0").touch()
-    for envs, gpus in (({}, ("4", "5")), ({VISIBLE: "2,3"}, ("2",)), ({VISIBLE: ""}, ())):
-        assert member_gpus(envs, {VISIBLE: "4,5"}, tmp_path) == gpus
+    for envs, gpus in (({}, ("4", "5")), ({CUDA_VISIBLE: "2,3"}, ("2",)), ({CUDA_VISIBLE: ""}, ())):
+        assert member_gpus(envs, {CUDA_VISIBLE: "4,5"}, tmp_path) == gpus
     assert member_gpus({}, {}, tmp_path) == ("0",)
 
 

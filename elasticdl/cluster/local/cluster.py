@@ -33,7 +33,7 @@ from elasticdl.cluster.base import (
 )
 from elasticdl.cluster.event_bus import EventBus, ProcessEvent
 from elasticdl.cluster.local.kept_memory import KeptMemories, path_of
-from elasticdl.cluster.local.machine import VISIBLE, free_memory_bytes, least_used
+from elasticdl.cluster.local.machine import CUDA_VISIBLE, free_memory_bytes, least_used
 from elasticdl.cluster.local.orphan_reaper import OrphanReaper
 from elasticdl.cluster.local.parent_death import PARENT_PID_VARIABLE
 from elasticdl.cluster.local.template import Forked, Template
@@ -318,7 +318,7 @@ class LocalCluster:
             "OMP_NUM_THREADS": threads,
             "TF_NUM_INTRAOP_THREADS": threads,
             "TF_NUM_INTEROP_THREADS": threads,
-            **({VISIBLE: self._gpu_of[spec.name]} if spec.name in self._gpu_of else {}),
+            **({CUDA_VISIBLE: self._gpu_of[spec.name]} if spec.name in self._gpu_of else {}),
             **spec.env,
             **spec.secrets,
             PARENT_PID_VARIABLE: str(os.getpid()),

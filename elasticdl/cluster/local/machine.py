@@ -16,7 +16,7 @@ from typing import Final
 CGROUP = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
 _RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
-VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+CUDA_VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 
 def usable_cores(cgroup: Path = CGROUP) -> float:
@@ -75,7 +75,7 @@ def visible_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -
     are the numbers from 0: CUDA does not count by the numbers in `devices`, of which a container
     has some.
     """
-    named = environment.get(VISIBLE)
+    named = environment.get(CUDA_VISIBLE)
     if named is None:
         return tuple(str(number) for number, _ in enumerate(devices.glob("nvidia[0-9]*")))
     names = (name.strip() for name in named.split(","))
@@ -90,9 +90,9 @@ def member_gpus(
     `envs` are the job's variables. A list in them is the same for all workers, and each uses its
     first.
     """
-    return (
-        visible_gpus(envs, devices)[:1] if VISIBLE in envs else visible_gpus(environment, devices)
-    )
+    if CUDA_VISIBLE in envs:
+        return visible_gpus(envs, devices)[:1]
+    return visible_gpus(environment, devices)
 
 
 def least_used(gpus: Sequence[str], used: Iterable[str]) -> str | None:

@@ -13,8 +13,8 @@ from typing import Final, Self, final
 
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.cluster.local.parent_death import PARENT_PID_VARIABLE
-from elasticdl.cluster.local.process_wait import end_of
 from elasticdl.cluster.local.supervisor.end_signals import asking_to_end, wake
+from elasticdl.cluster.local.supervisor.process_end import end_of
 from elasticdl.cluster.logs.log_files import log_path
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.private_file import make_private, private

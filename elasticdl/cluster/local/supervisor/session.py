@@ -11,7 +11,6 @@ from typing import final
 
 from elasticdl.cluster.base import CreateRefused, ExitStatus, ProcessName, ProcessSpec
 from elasticdl.cluster.local.cluster import LocalCluster
-from elasticdl.cluster.local.process_wait import end_of
 from elasticdl.cluster.local.supervisor.channel import Channel, Received
 from elasticdl.cluster.local.supervisor.job_processes import JobProcesses
 from elasticdl.cluster.local.supervisor.messages import (
@@ -23,6 +22,7 @@ from elasticdl.cluster.local.supervisor.messages import (
     status_plain,
 )
 from elasticdl.cluster.local.supervisor.port_reservations import PortReservations
+from elasticdl.cluster.local.supervisor.process_end import end_of
 
 _LOG = logging.getLogger(__name__)
 
