@@ -29,7 +29,7 @@ def main() -> None:
         run(shutdown)
     except Exception as error:  # noqa: BLE001 - the top of the process: it ends visibly
         if shutdown.fail(error):
-            log_error(logging.getLogger("elasticdl.worker"), error)
+            log_error(logging.getLogger("elasticdl.worker.lifecycle"), error)
     leave(shutdown)
 
 
