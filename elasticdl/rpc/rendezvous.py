@@ -122,6 +122,7 @@ class Rendezvous:
             waiting.clear()
 
     async def close(self) -> None:
+        """Stop listening, and withdraw every scope."""
         self.withdraw([scope.decode() for scope in self._scopes])
         if self._server is not None:
             self._server.close()

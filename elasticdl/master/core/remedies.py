@@ -42,6 +42,7 @@ class Remedies:
 
     @property
     def can_form_again(self) -> bool:
+        """Whether workers train together in generations."""
         return self._coordination.can_form_again
 
     def form_again(self) -> None:

@@ -67,6 +67,7 @@ class Loop:
             return
 
     def leave(self) -> None:
+        """The worker drains: report what is done of the current lease."""
         for task in self._tasks.values():
             task.leave()
 

@@ -98,10 +98,12 @@ class ProcessLifecycle:
         return before is not None and before.name < name
 
     def resident(self, place: ProcessName) -> ProcessName | None:
+        """Which server the platform has started, or is about to start, in the place of `place`."""
         process = self._context.processes.server(place.index)
         return process.name if process is not None and process.place == place else None
 
     def may_attach(self, name: ProcessName) -> bool:
+        """Whether a process of that name is expected or already present, and not given up."""
         process = self._context.processes.going.get(name)
         return process is not None and process.life in (
             Life.REQUESTED,

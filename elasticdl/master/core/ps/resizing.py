@@ -449,6 +449,7 @@ class Resizing:
     # for people
 
     def place_of(self, index: int) -> tuple[ServerMap, bool]:
+        """The map of a server, and whether it stands by until it is told what to restore."""
         if self._move is not None and index in self._move.to.indices:
             return self._move.to, True
         return self._context.server_map, False

@@ -108,6 +108,7 @@ class GenerationPublisher:
 
     @property
     def at_work(self) -> tuple[int, int]:
+        """How many members train, and the number of their generation."""
         present = self.present
         if present is None or self.formed != present.number:
             return 0, self.formed

@@ -84,6 +84,7 @@ class RingWork:
         self._begun_with, self._begun_version = "", 0
 
     def begin(self, ledger: str, version: int) -> None:
+        """Begin with this ledger (JSON; '' for a new one) and version."""
         self._begun_with, self._begun_version = ledger, version
 
     # out
