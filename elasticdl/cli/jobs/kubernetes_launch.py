@@ -94,7 +94,8 @@ def submit_job(
         with _submitted(cluster, name, limits) as job:
             if not detach:
                 return _watched(job, spec, form or Format.TABLE)
-            with suppress(KeyboardInterrupt):  # of the check: the job is submitted
+            # The user may interrupt the check: the job is submitted.
+            with suppress(KeyboardInterrupt):
                 _first_look(job, limits)
         tell(next_commands(spec, name, cluster.namespace))
         if form in (None, Format.TABLE):

@@ -292,9 +292,8 @@ class CopiedJournal:
             try:
                 await copy.change(change, timeout_s=self._limits.change_s)
             except ElasticDLError:
-                if (left_s := end_s - time.monotonic()) <= 0 or not self._processes.lives(
-                    holder.name
-                ):
+                left_s = end_s - time.monotonic()
+                if left_s <= 0 or not self._processes.lives(holder.name):
                     raise
                 await copy.change(self._whole(), timeout_s=left_s)
         except (ElasticDLError, OSError) as error:

@@ -35,13 +35,12 @@ class TimeAccount:
     """
 
     def __init__(self, clock: Clock) -> None:
-        use = TimeUse.IMPORT
         self._clock = clock
         self._lock = threading.Lock()
         self._stages = {threading.get_ident(): Stage.LOOP}
         self._uses: list[TimeUse | None] = [None] * len(Stage)
-        self._uses[Stage.LOOP] = use
-        self._current = use
+        # The loop imports until it says something else.
+        self._uses[Stage.LOOP] = self._current = TimeUse.IMPORT
         self.began_s = self._since_s = 0.0
         self.begin()
 
