@@ -10,6 +10,7 @@ import pytest
 from elasticdl.cluster.role_environment import GRACE, grace_s
 from elasticdl.errors import UserError
 from elasticdl.rpc.conversation import Drain
+from elasticdl.worker.process import os_process
 from elasticdl.worker.process.os_process import (
     DONE_S,
     FAIL_S,
@@ -28,7 +29,7 @@ LIMIT_S = 10.0
 def left_s(shutdown: Shutdown) -> float:
     """Until it ends by force, if the reason to end came just now."""
     now_s = time.monotonic()
-    return force_at_s(shutdown, now_s) - now_s
+    return force_at_s(shutdown.reason, now_s, shutdown.kill_at_s) - now_s
 
 
 def about(seconds: float) -> object:
@@ -66,6 +67,19 @@ def test_a_failure_gives_a_draining_worker_no_more_time() -> None:
     late = Shutdown()
     late.fail(UserError("by itself"))
     assert left_s(late) == pytest.approx(FAIL_S, abs=1.0)
+
+
+def test_a_failure_after_the_end_of_the_job_has_time_to_be_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os_process, "FAIL_S", 2.0)
+    shutdown, ended = Shutdown(), threading.Event()
+    end_by_force(shutdown, lambda _: ended.set())
+    shutdown.end(Done())
+    assert not ended.wait(2.1)
+    shutdown.fail(UserError("in on_train_end"))
+    assert not ended.wait(1.0)
+    assert ended.wait(LIMIT_S)
 
 
 def test_a_signal_does_not_cut_off_what_a_module_does_at_the_end_of_a_job() -> None:

@@ -10,7 +10,14 @@ from collections.abc import Callable
 from typing import NoReturn, assert_never
 
 from elasticdl.own_process import SIGNALS, end_now
-from elasticdl.worker.process.shutdown import Done, Draining, Failed, Shutdown, exit_code
+from elasticdl.worker.process.shutdown import (
+    Done,
+    Draining,
+    Failed,
+    Reason,
+    Shutdown,
+    exit_code,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -59,31 +66,35 @@ def end_by_force(shutdown: Shutdown, end: Callable[[Shutdown], object] = leave) 
     def run() -> None:
         while not shutdown.wait(timeout_s=60.0):
             continue
-        begin_s = time.monotonic()
+        reason, begin_s = shutdown.reason, time.monotonic()
         # If the process ends in time, this daemon thread ends, too.
-        while (left_s := force_at_s(shutdown, begin_s) - time.monotonic()) > 0:
+        while (left_s := force_at_s(reason, begin_s, shutdown.kill_at_s) - time.monotonic()) > 0:
             # The next request may leave less time.
             time.sleep(min(left_s, _LOOK_S))
+            if shutdown.reason is not reason:  # A failure after that has its own time.
+                reason, begin_s = shutdown.reason, time.monotonic()
         _log.error(
             "still running %.0f s after the reason to end (%s): ending by force",
             time.monotonic() - begin_s,
-            shutdown.reason,
+            reason,
         )
         end(shutdown)
 
     threading.Thread(target=run, name="force-exit", daemon=True).start()
 
 
-def force_at_s(shutdown: Shutdown, begin_s: float) -> float:
-    """When a process whose reason to end came at `begin_s` ends by force."""
-    kill_at_s = shutdown.kill_at_s - KILL_MARGIN_S
-    match shutdown.reason:
+def force_at_s(reason: Reason | None, begin_s: float, kill_at_s: float) -> float:
+    """When a process ends by force whose reason to end came at `begin_s`.
+
+    `kill_at_s`: when its platform kills it. All by `time.monotonic`.
+    """
+    match reason:
         case Draining():
-            return kill_at_s
+            return kill_at_s - KILL_MARGIN_S
         case Failed():
-            return min(begin_s + FAIL_S, kill_at_s)
+            return min(begin_s + FAIL_S, kill_at_s - KILL_MARGIN_S)
         case Done() | None:
             # Its exit code is that of success, so only the platform may cut off `on_train_end`.
             return begin_s + DONE_S
         case _:
-            assert_never(shutdown.reason)
+            assert_never(reason)
