@@ -398,6 +398,16 @@ def test_a_refused_creation_of_a_worker_that_was_asked_to_end_is_its_end(retry: 
     assert started(job, job.tick(60.0)) == []
 
 
+def test_a_worker_that_was_created_after_its_refusal_is_stopped() -> None:
+    job = Bench.running(1, num_workers="1:2")
+    late = job.worker(1)
+    job.put(e.ScaleRequested(0, 1, 1))
+    job.put(e.CreateFailed(0, late, "no answer within 30 s", retry=True))
+    commands = job.put(e.ProcessSeen(0, late, running=False))
+    why = "it was given up before it was created"
+    assert job.of(c.StopProcess, commands) == [c.StopProcess(late, 0.0, why)]
+
+
 def test_a_worker_too_many_for_the_cluster_is_done_without() -> None:
     job = Bench.running(1, num_workers="1:3")
     job.put(e.CreateFailed(0, job.worker(2), "pods is forbidden", retry=False))

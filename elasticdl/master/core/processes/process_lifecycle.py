@@ -68,6 +68,12 @@ class ProcessLifecycle:
                     StopProcess(event.name, 0.0, "it is not a process of this job")
                 )
             return
+        if process.life is Life.ENDED and not process.ran:
+            # The answer to its creation was lost, and it was asked to end meanwhile.
+            self._context.orders.give(
+                StopProcess(event.name, 0.0, "it was given up before it was created")
+            )
+            return
         process.where = event.where or process.where
         process.place, process.ladder_place = event.place, event.ladder_place
         process.ran = process.ran or event.running
