@@ -226,6 +226,8 @@ class Phases:
 
     def _saved_before(self) -> bool:
         """Whether the checkpoint that the job began with is its last one, too."""
+        if self._context.spec.checkpoint_copies:
+            return False  # Its copy may be missing, or be at another address.
         work = self._context.work
         # Lost weights are trained again.
         return self._had_all and work is not None and not work.done_by.total()
