@@ -244,6 +244,14 @@ def test_what_was_known_of_a_killed_job_is_read_once(
     assert (found.state, found.as_dict()["version"], len(readings)) == ("failed", 7, 1)
 
 
+def checkpointed(directory: JobDirectory, *versions: int) -> None:
+    for version in versions:
+        manifest = Manifest(version=version, servers=1, parameters=None, files=())
+        (directory.checkpoints / f"version-{version}").mkdir(parents=True)
+        path = directory.checkpoints / f"version-{version}" / MANIFEST
+        path.write_text(manifest.model_dump_json())
+
+
 def test_the_newest_checkpoint_of_a_killed_job_is_the_one_on_disk(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,16 +259,22 @@ def test_the_newest_checkpoint_of_a_killed_job_is_the_one_on_disk(
     saved = CheckpointStatus(5, str(directory.checkpoints / "version-5"), 10, 1.0)
     known = replace(unknown_status(""), checkpoints=(saved,))
     monkeypatch.setattr("elasticdl.jobdir.job_end.status_when_killed", lambda *_: known)
-    for version in (5, 9):
-        manifest = Manifest(version=version, servers=1, parameters=None, files=())
-        (directory.checkpoints / f"version-{version}").mkdir(parents=True)
-        path = directory.checkpoints / f"version-{version}" / MANIFEST
-        path.write_text(manifest.model_dump_json())
+    checkpointed(directory, 5, 9)
     (directory.checkpoints / "version-12").mkdir()
     aged(directory.path, 3600.0)
     found = DirectoryJob(directory).report().status.checkpoints
     assert [checkpoint.version for checkpoint in found] == [5, 9]
     assert found[-1].path == str(directory.checkpoints / "version-9")
+
+
+def test_a_job_that_was_done_before_it_was_resumed_has_the_checkpoint_of_then(here: Path) -> None:
+    directory = JobDirectory(made(here / "j"))
+    checkpointed(directory, 9)
+    left = {"exit_code": 0, "message": "done", "hint": "", "status": unknown_status("").to_json()}
+    directory.status.write_text(json.dumps(left))
+    aged(directory.path, 3600.0)
+    (found,) = DirectoryJob(directory).report().status.checkpoints
+    assert found.version == 9
 
 
 def test_a_young_job_that_has_come_to_its_receipt_is_not_starting_any_more(here: Path) -> None:

@@ -64,7 +64,8 @@ class DirectoryJob:
         if end is not None:
             outcome, known = end
             status = known or unknown_status(outcome.message)
-            if not self.directory.status.exists():  # It was killed.
+            # It was killed, or was done before it was resumed and took none.
+            if not self.directory.status.exists() or not status.checkpoints:
                 status = self._with_newest_checkpoint(status)
             return self._report(outcome.state, status, outcome)
         if not self.directory.master.exists():
@@ -81,7 +82,7 @@ class DirectoryJob:
         return self._report("running", status)
 
     def _with_newest_checkpoint(self, status: JobStatus) -> JobStatus:
-        """Add the newest complete checkpoint: it may be newer than the last saved status."""
+        """Add the newest complete checkpoint, which the last saved status may lack."""
         from elasticdl.checkpoint.directories import complete_ones, read_manifest  # slow imports
 
         known = max((checkpoint.version for checkpoint in status.checkpoints), default=-1)
