@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, final
 
+from elasticdl.checkpoint.layout import has_checkpoint
 from elasticdl.cli.jobs.directory_record import record_of, snapshot_of
 from elasticdl.cli.jobs.job import (
     Diagnosis,
@@ -65,7 +66,8 @@ class DirectoryJob:
             outcome, known = end
             status = known or unknown_status(outcome.message)
             # It was killed, or was done before it was resumed and took none.
-            if not self.directory.status.exists() or not status.checkpoints:
+            lacks_one = not self.directory.status.exists() or not status.checkpoints
+            if lacks_one and has_checkpoint(self.directory.checkpoints):
                 status = self._with_newest_checkpoint(status)
             return self._report(outcome.state, status, outcome)
         if not self.directory.master.exists():
