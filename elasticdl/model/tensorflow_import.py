@@ -35,7 +35,7 @@ def without_unused_parts() -> AbstractContextManager[None]:
 
 
 def load_tensorflow() -> None:
-    """Import TensorFlow and Keras, with a third less work than plain imports.
+    """Import TensorFlow and Keras, with half the work of plain imports if scikit-learn is there.
 
     Blocks for seconds, or returns at once if they are imported already.
     """

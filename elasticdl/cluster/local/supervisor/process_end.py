@@ -1,6 +1,6 @@
 """Wait for the end of a process on an event loop. Linux only (pidfd).
 
-A module of its own: the template process waits too, and its forks need no asyncio.
+Apart from `process_wait.py`, which the template process imports: it needs no asyncio.
 """
 
 from __future__ import annotations
