@@ -47,6 +47,10 @@ class Run:
     """Of a peer: over the loopback, with what other processes send there."""
     in_steps: bool = False
     """Of a job: whether its workers trained in synchronous steps."""
+    overlaps: bool = True
+    """Whether its pass overlapped steps with updates, as a longer job does."""
+    pass_rate: float = 0.0
+    """Samples/s of the pass, if it did not; 0: `rate`."""
 
     @property
     def auc(self) -> float:
@@ -62,10 +66,14 @@ class Run:
             before = point
         return float("inf")
 
+    def seconds_to(self, auc: float) -> float:
+        """Of training alone."""
+        return self.samples_to(auc) / (self.pass_rate or self.rate)
+
     def seconds_known(self, auc: float) -> float:
         """From the start of the first process until this AUC is known."""
         if not self.known_s:
-            return self.first_s + self.samples_to(auc) / self.rate
+            return self.first_s + self.seconds_to(auc)
         found = [s for (_, one), s in zip(self.curve, self.known_s, strict=True) if one >= auc]
         return found[0] if found else float("inf")
 
@@ -87,10 +95,15 @@ def run_peer(module: str, optimizer: str, batch: int, folder: Path) -> Run:
 
 
 def run_ours(optimizer: str, batch: int, folder: Path) -> Run:
-    """One job for AUC, and one for the rate, which is longer: it trains as the first one chose."""
+    """One job for AUC, and one for the rate, which is longer: it trains as the first one chose.
+
+    A third one has the rate of a pass that is too short to overlap.
+    """
+    data = folder / "train.npz"
     learned = learn(optimizer, batch, folder, 0.0)
-    steady = rate(optimizer, batch, folder / "train.npz", sync=learned.in_steps)
-    return replace(learned, rate=steady)
+    steady = rate(optimizer, batch, data, sync=learned.in_steps)
+    alone = 0.0 if learned.overlaps else rate(optimizer, batch, data, sync=False, max_staleness=0)
+    return replace(learned, rate=steady, pass_rate=alone)
 
 
 def flags(optimizer: str, batch: int, data: Path, workers: int) -> dict[str, Any]:
@@ -105,11 +118,13 @@ def flags(optimizer: str, batch: int, data: Path, workers: int) -> dict[str, Any
     }
 
 
-def rate(optimizer: str, batch: int, data: Path, *, sync: bool, seconds: float = 12.0) -> float:
+def rate(
+    optimizer: str, batch: int, data: Path, *, sync: bool, seconds: float = 12.0, **more: Any
+) -> float:
     """Records per second of two workers in steady state, as the master's ledger counts them: the
-    job is stopped after `seconds` of it.
+    job is stopped after `seconds` of it. `more`: flags of the job.
     """
-    with running(**flags(optimizer, batch, data, 2), num_epochs=1000, sync=sync) as job:
+    with running(**flags(optimizer, batch, data, 2), num_epochs=1000, sync=sync, **more) as job:
         return steady_rate(job, seconds)
 
 
@@ -146,7 +161,7 @@ def learn(
     ) as job:
         job.finish(600)
         rows = [json.loads(row) for row in (job.directory / "metrics.jsonl").open()]
-        in_steps = json.loads((job.directory / "preflight.json").read_text())["steps"]["sync"]
+        steps = json.loads((job.directory / "preflight.json").read_text())["steps"]
     first_at = next(row["at"] for row in rows if row["kind"] == "training")
     rounds = [row for row in rows if row["kind"] == "evaluation"]
     return Run(
@@ -154,7 +169,8 @@ def learn(
         first_at - began_at,
         tuple((row["version"] * batch, row["values"]["auc"]) for row in rounds),
         tuple(row["at"] - began_at for row in rounds),
-        in_steps=in_steps,
+        in_steps=steps["sync"],
+        overlaps=steps["max_staleness"] is None,
     )
 
 
@@ -185,7 +201,7 @@ def medians(runs: Mapping[str, Sequence[Run]]) -> Row:
             "samples_per_s": [run.rate for run in found],
             "auc": [run.auc for run in found],
             "samples_to_aim": [run.samples_to(aim) for run in found],
-            "seconds_to_aim": [run.samples_to(aim) / run.rate for run in found],
+            "seconds_to_aim": [run.seconds_to(aim) for run in found],
             "seconds_with_start": [run.seconds_known(aim) for run in found],
         }
         row[name] = {what: statistics.median(values) for what, values in figures.items()}

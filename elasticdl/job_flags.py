@@ -157,7 +157,7 @@ class TrainingSection(Section):
         default="auto",
         description=(
             "Maximum number of a worker's own unacknowledged updates per step; auto: 0, or 1 while"
-            " pull and push take a large share of a step."
+            " pull and push take a large share of a step and the job is not short."
         ),
     )
     wire_precision: Annotated[WirePrecision, UsedBy(_TRAIN), UnusedOnRing(_NO_SERVERS)] = Field(

@@ -60,6 +60,12 @@ class Preflight:
         return sync if isinstance(sync, bool) else None
 
     @property
+    def max_staleness(self) -> int | None:
+        """How many of its own updates a worker's step may miss; None: as the job says."""
+        limit = (self.raw.get("steps") or {}).get("max_staleness")
+        return limit if isinstance(limit, int) else None
+
+    @property
     def why_sync(self) -> str:
         """Why, or why not, in a few words; '' if that is not known."""
         return str((self.raw.get("steps") or {}).get("reason") or "")

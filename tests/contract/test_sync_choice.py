@@ -139,6 +139,30 @@ def test_few_steps_are_shared_and_those_beyond_warn_until_there_are_enough(
 
 
 @pytest.mark.parametrize(
+    ("workers", "has_tables", "steps", "limit"),
+    [
+        ("1:2", True, 239, None),
+        ("1:2", True, 240, 0),
+        ("2", True, 479, 0),
+        ("2", True, 480, None),
+        ("16", False, 3839, 0),
+        ("16", False, 3840, None),
+        ("1", True, 1, None),
+    ],
+)
+def test_a_short_asynchronous_job_does_not_overlap_its_own_updates(
+    workers: str, has_tables: bool, steps: int, limit: int | None
+) -> None:
+    spec = job(num_workers=workers, num_epochs=1, minibatch_size=64)
+    choice = chosen(spec, keras.optimizers.Adam(), 64 * steps, has_tables=has_tables)
+    assert choice.max_staleness == limit
+
+
+def test_a_job_whose_few_steps_cannot_be_shared_does_not_overlap_them() -> None:
+    assert chosen(job(), keras.optimizers.Adam(clipnorm=1.0), 64).max_staleness == 0
+
+
+@pytest.mark.parametrize(
     "flags", [{"sync": False}, {"max_staleness": 0}, {"distribution_strategy": "AllreduceStrategy"}]
 )
 def test_what_the_user_chose_stays_in_a_job_of_few_steps(flags: dict[str, Any]) -> None:

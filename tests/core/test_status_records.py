@@ -59,6 +59,15 @@ def test_a_status_has_the_choice_of_steps_and_its_reason(sync: bool) -> None:
     assert on_ring.state.status().steps is None
 
 
+@pytest.mark.parametrize(("chosen", "limit"), [(None, "auto"), (0, 0)])
+def test_the_staleness_that_the_preflight_chose_is_that_of_the_workers(
+    chosen: int | None, limit: object
+) -> None:
+    job = Bench(num_workers=2)
+    job.start(max_staleness=chosen)
+    assert job.state.spec.training.max_staleness == limit
+
+
 def test_training_of_a_lost_worker_is_counted_when_settled_and_evaluation_never() -> None:
     job = Bench.running(2, num_workers=2, num_ps_pods=2, validation_data="v", evaluation_steps=1)
     lease = job.lease(1)

@@ -227,8 +227,10 @@ class EventDispatch:
         if self._context.phase is not Phase.STARTING:
             return
         self.started = event
-        if event.sync is not None:
-            self._context.spec = self._context.spec.replace(sync=event.sync)
+        chosen = {"sync": event.sync, "max_staleness": event.max_staleness}
+        self._context.spec = self._context.spec.replace(
+            **{flag: value for flag, value in chosen.items() if value is not None}
+        )
         self._context.why_sync = event.why_sync
         for reason in event.passed_over:
             self._context.orders.announce(

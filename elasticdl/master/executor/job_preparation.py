@@ -86,6 +86,7 @@ class JobPreparation:
                 start.restore_from,
                 exported,
                 preflight.why_sync,
+                preflight.max_staleness,
             )
         )
         self._begin(preflight, start)

@@ -49,8 +49,9 @@ class JobStarted(Event):
     `ledger` (JSON) is the ledger to resume; '' starts a new one. `passed_over` says why newer
     checkpoints than the chosen one were not used. `again`: records that an earlier run is known to
     have trained beyond that checkpoint. `sync`: whether workers of parameter servers train in
-    synchronous steps; None: as the job says. `why_sync`: why, in a few words. `anew`: the job was
-    to be resumed, but there was no checkpoint; `ledger` has made no progress and says what is
+    synchronous steps; None: as the job says. `why_sync`: why, in a few words. `max_staleness`: how
+    many of its own updates a worker's step may miss; None: as the job says. `anew`: the job was to
+    be resumed, but there was no checkpoint; `ledger` has made no progress and says what is
     repeated. `restore_from`: the checkpoint's directory, or ''. `exported`: the highest number of
     an export's folder that `--output` has.
     """
@@ -67,6 +68,7 @@ class JobStarted(Event):
     restore_from: str = ""
     exported: int = 0
     why_sync: str = ""
+    max_staleness: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
