@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 import keras
@@ -17,7 +17,14 @@ from elasticdl.flag_values import Scalar
 from elasticdl.model.module import ModelModule
 from elasticdl.model.optimizers import Optimizer
 from elasticdl.model.structure import Structure, input_specs
-from elasticdl.model.usercode import missing, place, taken, user_code
+from elasticdl.model.usercode import (
+    TABLE_ADVICE,
+    missing,
+    place,
+    taken,
+    user_code,
+    users_frames,
+)
 
 Variable: TypeAlias = Any
 """A `keras.Variable` (the package has no types)."""
@@ -122,9 +129,42 @@ def inputs_of(model: keras.Model, features: Structure | None, module: ModelModul
     return specs
 
 
-def outputs_of(model: keras.Model, features: Structure, *, training: bool) -> Structure:
-    """Call the model with `fitting` features."""
-    return model(fitting(model, features), training=training)
+def outputs_of(
+    model: keras.Model, features: Structure, module: ModelModule, *, training: bool
+) -> Structure:
+    """Call the model with `fitting` features, in a graph.
+
+    Raises:
+        UserError: the call fails, or it makes or changes a lookup table (names the line).
+    """
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    with user_code(f"the model of {module.path}", module.zoo, module.custom_model):
+        outputs = model(fitting(model, features), training=training)
+    _refuse_tables(graph.get_operations()[before:], module)
+    return outputs
+
+
+_OF_TABLES = {
+    "InitializeTable": "makes a lookup table",
+    "LookupTableImport": "makes a lookup table",
+    "LookupTableInsert": "writes to a lookup table",
+    "LookupTableRemove": "writes to a lookup table",
+}
+"""What operations do whose types begin with these words."""
+
+
+def _refuse_tables(operations: Iterable[tf.Operation], module: ModelModule) -> None:
+    """Raise UserError if the operations of the model's call make or change a lookup table.
+
+    A graph that is pruned to ids leaves these operations out, and an export cannot save the table.
+    """
+    for operation in operations:
+        does = [what for kind, what in _OF_TABLES.items() if operation.type.startswith(kind)]
+        if does:
+            frames = users_frames(operation.traceback or (), module.zoo)
+            where = f"{frames[-1][0]}:{frames[-1][1]}" if frames else place(module.custom_model)
+            raise UserError(f"{where}: the model {does[0]} while it is called", hint=TABLE_ADVICE)
 
 
 def fitting(model: keras.Model, features: Structure) -> Structure:

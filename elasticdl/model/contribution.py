@@ -76,7 +76,7 @@ class Contributions:
             with keras.StatelessScope(
                 [*self._random(control), *self._regularised()], collect_losses=True
             ) as scope:
-                outputs = outputs_of(self._model.model, features, training=True)
+                outputs = outputs_of(self._model.model, features, self._model.module, training=True)
                 losses = list(self._model.model.losses)
             value, examples = self._mean_loss(labels, outputs)
             total = tf.add_n(

@@ -22,7 +22,6 @@ from elasticdl.model.embedding_hooks import Tensor
 from elasticdl.model.module import ModelModule
 from elasticdl.model.ps_model import PsModel
 from elasticdl.model.structure import Structure
-from elasticdl.model.usercode import TABLE_ADVICE, place, users_frames
 from elasticdl.rpc.parameters import Int64s
 
 Key: TypeAlias = tuple[Any, ...]
@@ -73,12 +72,14 @@ def as_int64(tensor: Tensor) -> Int64s:
 def trace_ids(
     ps_model: PsModel, module: ModelModule, specs: Structure, *, training: bool
 ) -> IdGraph:
-    """Trace the model for features of these type specs.
+    """Trace the model for features of these type specs, if it has served layers.
 
     Raises:
         UserError: ids depend on an embedding's rows, or a layer is called within a loop (names the
             layer), or the call makes a lookup table (names the line).
     """
+    if not ps_model.tables:
+        return IdGraph((), {}, (), None)
     seen: list[tuple[int, Tensor]] = []
     rows: dict[str, int] = {}
 
@@ -103,34 +104,11 @@ def trace_ids(
         graphs.append(tf.compat.v1.get_default_graph())
         features = tf.nest.pack_sequence_as(specs, flat, expand_composites=True)
         with embedding_hooks.lookups(record), keras.StatelessScope():
-            outputs_of(ps_model.model, features, training=training)
+            outputs_of(ps_model.model, features, module, training=training)
         return []
 
     wrapped = tf.compat.v1.wrap_function(call, tf.nest.flatten(specs, expand_composites=True))
-    _refuse_tables(wrapped.graph, module)
     return _cut(wrapped, seen, ps_model, rows)
-
-
-_OF_TABLES = {
-    "InitializeTable": "makes a lookup table",
-    "LookupTableImport": "makes a lookup table",
-    "LookupTableInsert": "writes to a lookup table",
-    "LookupTableRemove": "writes to a lookup table",
-}
-"""What operations do whose types begin with these words."""
-
-
-def _refuse_tables(graph: tf.Graph, module: ModelModule) -> None:
-    """Raise UserError if the model's call makes or changes a lookup table.
-
-    A graph that is pruned to ids leaves these operations out, and an export cannot save the table.
-    """
-    for operation in graph.get_operations():
-        does = [what for kind, what in _OF_TABLES.items() if operation.type.startswith(kind)]
-        if does:
-            frames = users_frames(operation.traceback or (), module.zoo)
-            where = f"{frames[-1][0]}:{frames[-1][1]}" if frames else place(module.custom_model)
-            raise UserError(f"{where}: the model {does[0]} while it is called", hint=TABLE_ADVICE)
 
 
 def _cut(

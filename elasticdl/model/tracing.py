@@ -285,7 +285,9 @@ class Tracer:
             keras.StatelessScope(mapping, collect_losses=True) as scope,
             embedding_hooks.lookups(look_up),
         ):
-            outputs = outputs_of(self._ps_model.model, inputs.features, training=training)
+            outputs = outputs_of(
+                self._ps_model.model, inputs.features, self._module, training=training
+            )
             losses = list(self._ps_model.model.losses)
         if len(inputs.looked_up) != len(self._batches.sites):
             raise UserError(

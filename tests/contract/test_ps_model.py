@@ -227,6 +227,43 @@ def test_outputs_in_bfloat16_come_as_float32(tmp_path: Path) -> None:
     assert outputs.dtype == np.float32
 
 
+CALLED = """
+calls = []
+class Model(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.out = layers.Dense(1)
+    def call(self, x, training=False):
+        calls.append(training)
+        return self.out(x) if training is not None else 1 / 0
+def custom_model(): return Model()
+"""
+
+
+def test_a_model_without_tables_is_traced_once_for_training(tmp_path: Path) -> None:
+    module = module_with(tmp_path, CALLED)
+    features = tf.constant([[1.0, 2.0]])
+    ps_model = build(module, features)
+    calls = module.custom_model.__globals__["calls"]
+    calls.clear()
+    step = CompiledStep(ps_model, module)
+    lookups = step.prepare(features, training=True)
+    step.train(features, tf.constant([[1.0]]), lookups, pulled(ps_model, lookups))
+    assert calls == [True]
+
+
+def test_an_error_of_the_models_call_names_the_model_and_its_line(tmp_path: Path) -> None:
+    module = module_with(tmp_path, CALLED.replace("training is not None", "not training"))
+    features = tf.constant([[1.0, 2.0]])
+    ps_model = build(module, features)
+    step = CompiledStep(ps_model, module)
+    with pytest.raises(
+        UserError, match=r"made\.py:\d+: the model of .*made\.py raised ZeroDivisionError"
+    ):
+        lookups = step.prepare(features, training=True)
+        step.train(features, tf.constant([[1.0]]), lookups, pulled(ps_model, lookups))
+
+
 def test_a_loss_that_no_weight_has_a_part_in_is_refused(tmp_path: Path) -> None:
     module = module_with(tmp_path, functional("layers.Embedding(5, 2)"))
     wrong = replace(

@@ -94,11 +94,12 @@ def test_a_table_of_the_models_init_is_used(
     assert checked(tmp_path, monkeypatch, text, threshold_bytes)["ok"]
 
 
+@pytest.mark.parametrize("threshold_bytes", ANY_SIZE)
 def test_a_table_that_is_made_in_the_models_call_is_refused_with_its_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threshold_bytes: int
 ) -> None:
     text = HEAD + SUBCLASS.replace("TABLE", "None").replace("ENCODE", "ids = table().lookup(ids)")
-    found = checked(tmp_path, monkeypatch, text)
+    found = checked(tmp_path, monkeypatch, text, threshold_bytes)
     made = line_of(text, "return tf.lookup.StaticHashTable")
     assert found["error"] == (
         f"{tmp_path}/made.py:{made}: the model makes a lookup table while it is called"
@@ -106,26 +107,28 @@ def test_a_table_that_is_made_in_the_models_call_is_refused_with_its_line(
     assert found["hint"] == "make lookup tables once, at the top of the module or in __init__"
 
 
+@pytest.mark.parametrize("threshold_bytes", ANY_SIZE)
 def test_a_table_that_the_first_call_keeps_is_refused_with_the_lines_that_made_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threshold_bytes: int
 ) -> None:
     text = HEAD + SUBCLASS.replace("TABLE", "None").replace(
         "ENCODE", "self.table = self.table or table()\n        ids = self.table.lookup(ids)"
     )
-    found = checked(tmp_path, monkeypatch, text)
+    found = checked(tmp_path, monkeypatch, text, threshold_bytes)
     assert f"made.py:{line_of(text, 'return tf.lookup.Static')}: " in found["error"]
     assert found["error"].endswith("is out of scope and cannot be used here")
     assert "make lookup tables once, at the top of the module or in __init__" in found["hint"]
     assert f"made.py:{line_of(text, 'self.table or')}  self.table = self.table" in found["hint"]
 
 
+@pytest.mark.parametrize("threshold_bytes", ANY_SIZE)
 def test_a_table_that_the_models_call_fills_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threshold_bytes: int
 ) -> None:
     table = "tf.lookup.experimental.DenseHashTable(tf.int64, tf.int64, 0, -1, -2)"
     fills = "self.table.insert(ids, ids); ids = tf.ensure_shape(self.table.lookup(ids), (None, 2))"
     text = HEAD + SUBCLASS.replace("TABLE", table).replace("ENCODE", fills)
-    found = checked(tmp_path, monkeypatch, text)
+    found = checked(tmp_path, monkeypatch, text, threshold_bytes)
     assert found["error"] == (
         f"{tmp_path}/made.py:{line_of(text, fills)}: the model writes to a lookup table while it is"
         " called"
