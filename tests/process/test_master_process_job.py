@@ -376,7 +376,9 @@ def test_whoever_is_killed_no_record_is_lost(start: Callable[..., Running]) -> N
     assert (total["trained"], total["lost"], total["repeated"]) == (10_000, 0, 0)
 
 
-def test_a_stopped_job_drains_saves_and_goes_on_where_it_was(start: Callable[..., Running]) -> None:
+def test_a_stopped_job_drains_saves_and_goes_on_where_it_was_if_its_next_master_is_killed_too(
+    start: Callable[..., Running],
+) -> None:
     job = start(num_workers="2", num_epochs=2, checkpoint_steps=1000)
     job.hold()
     job.wait_for_status(
@@ -392,10 +394,15 @@ def test_a_stopped_job_drains_saves_and_goes_on_where_it_was(start: Callable[...
 
     (job.directory / "hold").unlink()
     again = start(num_workers="1", num_epochs=2, checkpoint_steps=1000, resume=True)
+    # It has not begun a run of its own in the journal, where the last event is the stop.
+    again.wait_until("the master is there", lambda: bool(again.masters()))
+    for pid in again.masters():
+        os.kill(pid, signal.SIGKILL)
     assert again.finish() == ExitCode.DONE, again.tails()
     after = again.json("receipt.json")["total"]
     assert (after["trained"], after["lost"], after["repeated"]) == (800, 0, 0)
     assert (again.directory / "restored-ps-0").read_text() == str(checkpoint)
+    assert (job.directory / "logs/master-0.log").read_text().count("=== master-0.1 started") == 1
 
 
 def test_a_second_signal_ends_the_job_at_once(start: Callable[..., Running]) -> None:
@@ -414,19 +421,6 @@ def test_a_second_signal_ends_the_job_at_once(start: Callable[..., Running]) -> 
     assert status["exit_code"] == ExitCode.INTERRUPTED
     assert status["message"].endswith(", and ended at once by a second signal")
     assert (job.directory / "receipt.json").exists()
-
-
-def test_no_process_outlives_a_supervisor_that_is_killed(start: Callable[..., Running]) -> None:
-    job = start(num_workers="2")
-    job.hold()
-    job.wait_for_status("work has begun", lambda status: status["records"]["trained"] >= 10)
-    job.wait_until("all are there", lambda: len(job.pids("")) == 4)
-    job.process.kill()
-    job.process.wait(20)
-    job.wait_for_nobody()
-    assert start(num_workers="1").where()["term"] == 2, (
-        "the file of the dead master tells the term to go on from"
-    )
 
 
 def test_a_job_keeps_its_processes_and_its_run_in_the_tracker_when_its_master_is_killed(
@@ -550,24 +544,6 @@ def test_a_job_that_was_stopped_is_not_resumed_when_its_master_is_killed_meanwhi
     assert job.json("status.json")["message"] == "stopped: enough"
 
 
-def test_a_resumed_job_is_not_stopped_because_the_run_before_was(
-    start: Callable[..., Running],
-) -> None:
-    job = start(num_workers="2")
-    job.hold()
-    job.wait_for_status("work has begun", lambda status: status["records"]["trained"] >= 10)
-    job.client().stop("enough")
-    assert job.finish() == ExitCode.INTERRUPTED
-    (job.directory / "hold").unlink()
-    again = start(num_workers="1", resume=True)
-    # It has not begun a run of its own in the journal.
-    again.wait_until("the master is there", lambda: bool(again.masters()))
-    for pid in again.masters():
-        os.kill(pid, signal.SIGKILL)
-    assert again.finish() == ExitCode.DONE, again.tails()
-    assert (job.directory / "logs/master-0.log").read_text().count("=== master-0.1 started") == 1
-
-
 def test_a_master_killed_in_the_check_has_a_successor_that_checks_again_and_ends_it_when_stopped(
     start: Callable[..., Running],
 ) -> None:
@@ -609,14 +585,6 @@ def test_clients_of_a_job_with_tls_trust_its_next_master(start: Callable[..., Ru
         files = entry.rglob("*") if entry == job.directory else [entry / "environ"]
         for file in files:
             assert not file.is_file() or b"PRIVATE KEY" not in file.read_bytes(), file
-
-
-def test_a_page_whose_port_is_taken_costs_a_warning_only(start: Callable[..., Running]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        job = start(num_workers="1", status_port=server.getsockname()[1])
-        assert job.where()["page"] == ""
-        assert job.finish() == ExitCode.DONE, job.tails()
-    assert "cannot serve the status page" in (job.directory / "events.jsonl").read_text()
 
 
 def test_a_master_that_is_killed_over_and_over_without_progress_ends_the_job(
@@ -673,17 +641,19 @@ def test_whenever_the_supervisor_is_killed_nobody_is_left_and_the_job_can_be_res
     assert again.finish() == ExitCode.DONE, again.tails()
 
 
-def test_a_resume_without_a_checkpoint_begins_and_counts_what_was_trained_before(
+def test_no_process_outlives_a_killed_supervisor_and_a_resume_counts_what_was_trained_before(
     start: Callable[..., Running],
 ) -> None:
     job = start(num_workers="2", num_epochs=2)
-    job.hold()
+    hold = job.hold()
     job.wait_for_status("work has begun", lambda status: status["records"]["trained"] >= 10)
+    job.wait_until("all are there", lambda: len(job.pids("")) == 4)
     job.process.kill()
     job.process.wait(20)
     job.wait_for_nobody()
-    (job.directory / "hold").unlink()
     again = start(num_workers="1", num_epochs=2, num_ps_pods=1, resume=True)
+    assert again.where()["term"] == 2, "the file of the dead master tells the term to go on from"
+    hold.unlink()
     assert again.finish() == ExitCode.DONE, again.tails()
     events = (again.directory / "events.jsonl").read_text()
     assert "no checkpoint yet: starting from the first record" in events
@@ -691,9 +661,14 @@ def test_a_resume_without_a_checkpoint_begins_and_counts_what_was_trained_before
     assert (total["trained"], total["lost"]) == (800, 0) and 10 <= total["repeated"] < 800
 
 
-def test_a_master_checks_the_model_itself_if_nobody_has(start: Callable[..., Running]) -> None:
-    job = start(preflight=False)
-    assert job.finish() == ExitCode.DONE, job.tails()
+def test_a_master_checks_the_model_itself_and_a_page_whose_port_is_taken_costs_a_warning_only(
+    start: Callable[..., Running],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        job = start(preflight=False, num_workers="1", status_port=server.getsockname()[1])
+        assert job.where()["page"] == ""
+        assert job.finish() == ExitCode.DONE, job.tails()
+    assert "cannot serve the status page" in (job.directory / "events.jsonl").read_text()
     assert job.json("receipt.json")["total"]["trained"] == 40
     assert job.json("preflight.json")["training"] == [{"name": "a.csv", "records": 40}]
 
