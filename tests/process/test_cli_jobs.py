@@ -201,8 +201,25 @@ def test_a_job_that_is_done_ends_with_0_its_receipt_on_stdout_and_its_story_on_s
     }
 
 
-def test_results_can_be_had_as_json(elasticdl: Commands) -> None:
-    code, output, _ = elasticdl.end(elasticdl.train("finishes", "-o", "json"))
+@dataclass(frozen=True)
+class Ended:
+    """The jobs `finishes` and `fails` in one directory, and what their commands said."""
+
+    commands: Commands
+    finished: tuple[int, str, str]
+    """With `-o json`."""
+    failed: tuple[int, str, str]
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
+    with commands_in(tmp_path_factory.mktemp("ended")) as commands:
+        started = commands.train("finishes", "-o", "json"), commands.train("fails")
+        yield Ended(commands, *map(commands.end, started))
+
+
+def test_results_can_be_had_as_json(ended: Ended) -> None:
+    code, output, _ = ended.finished
     assert code == 0
     found = json.loads(output)
     assert (found["exit_code"], found["receipt"]["total"]["lost"], found["metrics"]) == (
@@ -212,8 +229,8 @@ def test_results_can_be_had_as_json(elasticdl: Commands) -> None:
     )
 
 
-def test_a_job_that_fails_ends_with_1_and_says_what_and_what_next(elasticdl: Commands) -> None:
-    code, _, errors = elasticdl.end(elasticdl.train("fails"))
+def test_a_job_that_fails_ends_with_1_and_says_what_and_what_next(ended: Ended) -> None:
+    code, _, errors = ended.failed
     assert code == 1
     assert (
         "Error: worker-0 failed four times: ValueError in iris.py:12\nHint: see logs/worker-0.log"
@@ -562,9 +579,8 @@ def test_the_other_verbs_talk_to_a_running_job_and_to_one_that_has_ended(
     assert code == 4 and "has ended" in errors
 
 
-def test_jobs_are_listed_with_their_progress_and_waited_for(elasticdl: Commands) -> None:
-    assert elasticdl.end(elasticdl.train("finishes"))[0] == 0
-    assert elasticdl.end(elasticdl.train("fails"))[0] == 1
+def test_jobs_are_listed_with_their_progress_and_waited_for(ended: Ended) -> None:
+    elasticdl = ended.commands
     process = elasticdl.train("drains")
     elasticdl.master("drains")
     rows = {row["job"]: row for row in json.loads(elasticdl.call("list", "-o", "json")[1])}
