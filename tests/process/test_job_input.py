@@ -160,9 +160,7 @@ def test_a_cell_that_feed_cannot_take_ends_the_job_with_one_clear_message(
 def within_the_limit(
     start_jobs: Callable[..., Job], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Job, str]:
-    """A job with two bad cells, of which the first is seen before it starts; its checkpoint and
-    what it printed are there.
-    """
+    """A job with two bad cells, of which the first is seen before it starts; and its output."""
     folder = tmp_path_factory.mktemp("zoo")
     (folder / "model.py").write_text(GOOD)
     job = start_jobs(
@@ -171,9 +169,6 @@ def within_the_limit(
         training_data=csv_with_bad_cells(folder / "cells.csv", 2, 150),
         minibatch_size=BATCH,
         max_bad_records=2,
-        checkpoint_steps=1,
-        num_workers=2,
-        sync=False,
     )
     code, output = job.finish()
     assert code == 0, output

@@ -125,7 +125,7 @@ def test_a_checkpoint_of_a_ring_is_evaluated_though_no_flag_says_that_it_is_one(
         model_def="digits",
         validation_data=digits / "test.npz",
         checkpoint_dir_for_init=recorded.job.directory / "checkpoints",
-        num_workers=2,
+        num_workers=1,
     )
     code, output = job.finish(2 * LIMIT_S)
     assert code == 0, output + job.tails()
