@@ -215,6 +215,9 @@ class Tracer:
 
     def _traced(self, step: Callable[..., list[Tensor]]) -> Function:
         signature = self._batches.arguments(self._ps_model)
+        # TensorFlow traces a function twice if the first trace makes a variable, as Keras does when
+        # its generator is first used.
+        global_seed_generator()
         function = tf.function(
             step, input_signature=signature, autograph=False
         ).get_concrete_function()
