@@ -233,7 +233,7 @@ class Report:
 class Drain:
     """Finish the step, return the leases, leave with exit code DRAINED.
 
-    The process is killed after `grace_s`.
+    The process is killed after `grace_s`. Another order may leave it less time.
     """
 
     reason: str

@@ -262,8 +262,8 @@ def order_from_wire(message: pb.Order) -> Order:
     """Message -> order. Raises ValueError for an empty or invalid one."""
     match message.WhichOneof("order"):
         case "drain":
-            if not message.grace_s > 0:
-                raise ValueError(f"grace_s is {message.grace_s}, expected more than 0")
+            if not message.grace_s >= 0:
+                raise ValueError(f"grace_s is {message.grace_s}, expected at least 0")
             return Drain(message.drain, message.grace_s)
         case "revoke":
             return Revoke(message.revoke.reason, count_of(message.revoke.revocation, "revocation"))

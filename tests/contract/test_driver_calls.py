@@ -574,6 +574,15 @@ def test_a_worker_that_is_stopped_is_told_why(stage: Stage) -> None:
     assert next(orders) == Drain("scaled down to 1", 5.0)
 
 
+def test_a_worker_that_is_stopped_again_without_grace_is_told_so(stage: Stage) -> None:
+    """Kubelets keep to a pod's first grace, so only the worker itself can end earlier."""
+    client = stage.worker()
+    orders = client.orders()
+    next(orders)
+    stage.order(do.StopProcess(WORKER, 30.0, "stopped"), do.StopProcess(WORKER, 0.0, "stopped"))
+    assert [next(orders), next(orders)] == [Drain("stopped", 30.0), Drain("stopped", 0.0)]
+
+
 def test_orders_end_when_the_client_is_closed(
     stage: Stage, pool: concurrent.futures.ThreadPoolExecutor
 ) -> None:

@@ -101,8 +101,12 @@ def asked(command: do.Command) -> list[tuple[Any, ...]]:
             [("deps.launcher.stop", SERVER, 5.0, False), ("queue.spawn", "stop of ps-0")],
         ),
         (
-            do.StopProcess(WORKER, 0.0, "hung"),
-            [("deps.launcher.stop", WORKER, 0.0, False), ("queue.spawn", "stop of worker-0")],
+            do.StopProcess(WORKER, 0.0, "stopped twice"),
+            [
+                ("orders.put", WORKER, Drain("stopped twice", 0.0)),
+                ("deps.launcher.stop", WORKER, 0.0, False),
+                ("queue.spawn", "stop of worker-0"),
+            ],
         ),
     ],
 )

@@ -114,6 +114,7 @@ def test_an_answer_comes_back_as_it_was(answer: Wait | Finished | Lease) -> None
     "order",
     [
         Drain("scaled down", 30.0),
+        Drain("stopped twice", 0.0),
         Revoke("late", 3),
         Servers(("a:1", "", "b:2")),
         Servers(()),
@@ -136,9 +137,10 @@ def test_an_empty_order_is_refused() -> None:
         messages.order_from_wire(pb.Order())
 
 
-def test_an_order_to_drain_without_a_grace_is_refused() -> None:
-    with pytest.raises(ValueError, match="grace_s is 0"):
-        messages.order_from_wire(pb.Order(drain="scaled down"))
+@pytest.mark.parametrize("grace_s", [-1.0, math.nan])
+def test_an_order_to_drain_with_an_impossible_grace_is_refused(grace_s: float) -> None:
+    with pytest.raises(ValueError, match="grace_s is"):
+        messages.order_from_wire(pb.Order(drain="scaled down", grace_s=grace_s))
 
 
 NONSENSE = [

@@ -55,7 +55,7 @@ def test_a_request_that_leaves_less_time_shortens_a_wait_that_goes_on() -> None:
     end_by_force(shutdown, lambda _: ended.set())
     shutdown.drain("SIGTERM", 600.0)
     assert not ended.wait(0.1)
-    shutdown.drain("the job is over", KILL_MARGIN_S)
+    shutdown.drain("stopped twice", 0.0)
     assert ended.wait(LIMIT_S)
 
 

@@ -171,7 +171,8 @@ class KubernetesCluster:
 
         The request with the earliest deadline counts. If a later request shortens the grace, the
         exit is published in time, but the process may live on for the first grace, since nodes do
-        not shorten it. The caller must fence a process whose state it takes over.
+        not shorten it. The caller must fence a process whose state it takes over, and tell one that
+        listens to end itself.
         """
         if self.has_ended(name):
             return

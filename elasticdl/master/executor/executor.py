@@ -221,7 +221,8 @@ class Executor:
 
     def _stop(self, command: do.StopProcess) -> None:
         _LOG.debug("stopping %s within %g s: %s", command.name, command.grace_s, command.reason)
-        if command.name.role is Role.WORKER and command.grace_s > 0:
+        if command.name.role is Role.WORKER:
+            # Also without grace: a node that waits for a pod's first grace does not shorten it.
             self._order(command.name, Drain(command.reason, command.grace_s))
         self._queue.spawn(
             f"stop of {command.name}",
