@@ -41,6 +41,8 @@ class ExitCode(IntEnum):
     """From a master in a pod: it left as requested, and is to be started again."""
     SUPERSEDED = 67
     """From a master in a pod: another one runs the job."""
+    FORCED = 68
+    """From a worker that hung while it was to end, and ended itself by force."""
     UNAVAILABLE = 69
     """A dependency was unavailable for too long; the process is to be started again."""
     CANNOT_RUN = 70
@@ -68,6 +70,7 @@ class ExitCode(IntEnum):
                 | ExitCode.FENCED
                 | ExitCode.DRAINED
                 | ExitCode.SUPERSEDED
+                | ExitCode.FORCED
                 | ExitCode.UNAVAILABLE
                 | ExitCode.CANNOT_RUN
             ):

@@ -17,6 +17,7 @@ RESTARTED = {
     ExitCode.FENCED,
     ExitCode.DRAINED,
     ExitCode.SUPERSEDED,
+    ExitCode.FORCED,
     ExitCode.UNAVAILABLE,
     ExitCode.CANNOT_RUN,
 }

@@ -412,6 +412,17 @@ def test_who_is_scaled_down_is_nobody_that_another_comes_for(
     ]
 
 
+def test_a_worker_that_is_scaled_down_and_hangs_is_named_as_one_that_ended_by_force(
+    recorded: Callable[..., Recorded],
+) -> None:
+    job = recorded(2, num_workers=2)
+    job.put(e.ScaleRequested(0, 1, 1))
+    job.die(job.worker(1), ExitStatus(exit_code=68, asked=True, log_tail="still running"))
+    (entry,) = job.entries("exit")
+    assert (entry["level"], entry["cause"]) == ("warning", "hung")
+    assert entry["text"].startswith("worker-1 ended by force: still running")
+
+
 def test_the_file_tells_the_same_story_as_the_memory_of_the_master(
     recorded: Callable[..., Recorded],
 ) -> None:

@@ -68,6 +68,12 @@ LOGGED = f"""{_AT} E elasticdl.worker.lifecycle: UserError: zoo/m.py:3: loss rai
 """The log of a worker that failed and was then asked to leave."""
 
 
+STILL = (
+    "step 7\n2026-11-27 10:00:00,000 E elasticdl.worker.process.os_process: still running after"
+    " 30 s (draining: SIGTERM)\n"
+)
+
+
 @pytest.mark.parametrize(
     ("status", "cause", "words"),
     [
@@ -85,6 +91,16 @@ LOGGED = f"""{_AT} E elasticdl.worker.lifecycle: UserError: zoo/m.py:3: loss rai
             ExitStatus(exit_code=66, conditions=PREEMPTED.conditions),
             Cause.PREEMPTED,
             "it returned its shards first",
+        ),
+        (
+            ExitStatus(exit_code=68, conditions=PREEMPTED.conditions, log_tail=STILL),
+            Cause.PREEMPTED,
+            "; it ended by force: still running after 30 s (draining: SIGTERM)",
+        ),
+        (
+            ExitStatus(exit_code=68, log_tail=STILL, asked=True),
+            Cause.HUNG,
+            "ended by force: still running after 30 s (draining: SIGTERM)",
         ),
         (
             no_image("image zoo:1 cannot be pulled (ErrImagePull): 401"),

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from elasticdl.cluster.role_environment import GRACE, grace_s
-from elasticdl.errors import UserError
+from elasticdl.errors import ExitCode, UserError
 from elasticdl.rpc.conversation import Drain
 from elasticdl.worker.process import os_process
 from elasticdl.worker.process.os_process import (
@@ -17,6 +17,7 @@ from elasticdl.worker.process.os_process import (
     KILL_MARGIN_S,
     end_by_force,
     force_at_s,
+    forced_exit_code,
 )
 from elasticdl.worker.process.shutdown import Done, Shutdown
 from tests.core.test_worker_orders import follow
@@ -80,6 +81,17 @@ def test_a_failure_after_the_end_of_the_job_has_time_to_be_reported(
     shutdown.fail(UserError("in on_train_end"))
     assert not ended.wait(1.0)
     assert ended.wait(LIMIT_S)
+
+
+def test_the_exit_code_of_a_worker_that_hangs_while_it_ends_says_so() -> None:
+    hangs, hurried, failed = Shutdown(), Shutdown(), Shutdown()
+    for shutdown in (hangs, hurried, failed):
+        shutdown.drain("stopped", 30.0)
+    assert forced_exit_code(hangs) is ExitCode.FORCED
+    hurried.drain("stopped twice", 0.0)
+    assert forced_exit_code(hurried) is ExitCode.DRAINED, "it had no time to end in"
+    failed.fail(UserError("while draining"))
+    assert forced_exit_code(failed) is ExitCode.USER_ERROR
 
 
 def test_a_signal_does_not_cut_off_what_a_module_does_at_the_end_of_a_job() -> None:

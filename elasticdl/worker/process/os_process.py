@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import NoReturn, assert_never
 
+from elasticdl.errors import ExitCode
 from elasticdl.own_process import SIGNALS, end_now
 from elasticdl.worker.process.shutdown import (
     Done,
@@ -45,6 +46,21 @@ def leave(shutdown: Shutdown) -> NoReturn:
     end_now(exit_code(shutdown.reason))
 
 
+def leave_by_force(shutdown: Shutdown) -> NoReturn:
+    """End a process now that hangs while it is to end; the master learns so from its exit code."""
+    end_now(forced_exit_code(shutdown))
+
+
+def forced_exit_code(shutdown: Shutdown) -> ExitCode:
+    """The exit code of a process that has not ended in time.
+
+    A failure says more than that it then hung. A process that got no time did not hang.
+    """
+    if isinstance(shutdown.reason, Failed) or shutdown.at_once:
+        return exit_code(shutdown.reason)
+    return ExitCode.FORCED
+
+
 def drain_on_signal(shutdown: Shutdown, grace_s: float) -> None:
     """Start a thread that waits for signals; a long C call would delay an ordinary handler.
 
@@ -60,7 +76,7 @@ def drain_on_signal(shutdown: Shutdown, grace_s: float) -> None:
     threading.Thread(target=run, name="signals", daemon=True).start()
 
 
-def end_by_force(shutdown: Shutdown, end: Callable[[Shutdown], object] = leave) -> None:
+def end_by_force(shutdown: Shutdown, end: Callable[[Shutdown], object] = leave_by_force) -> None:
     """Start a thread that calls `end` if the process does not end in time after `shutdown`."""
 
     def run() -> None:
@@ -73,11 +89,8 @@ def end_by_force(shutdown: Shutdown, end: Callable[[Shutdown], object] = leave) 
             time.sleep(min(left_s, _LOOK_S))
             if shutdown.reason is not reason:  # A failure after that has its own time.
                 reason, begin_s = shutdown.reason, time.monotonic()
-        _log.error(
-            "still running %.0f s after the reason to end (%s): ending by force",
-            time.monotonic() - begin_s,
-            reason,
-        )
+        # The last line of the log is what the master shows.
+        _log.error("still running after %.0f s (%s)", time.monotonic() - begin_s, reason)
         end(shutdown)
 
     threading.Thread(target=run, name="force-exit", daemon=True).start()

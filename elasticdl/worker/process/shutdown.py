@@ -71,6 +71,7 @@ class Shutdown:
         self._reason: Reason | None = None
         self._listeners: list[Callable[[], None]] = []
         self._kill_at_s = math.inf
+        self._at_once = False
 
     @property
     def reason(self) -> Reason | None:
@@ -109,12 +110,18 @@ class Shutdown:
         """
         with self._lock:
             self._kill_at_s = min(self._kill_at_s, time.monotonic() + grace_s)
+            self._at_once = self._at_once or grace_s <= 0
         self.end(Draining(reason))
 
     @property
     def kill_at_s(self) -> float:
         """When this process is killed, by `time.monotonic`; infinite until it is asked to drain."""
         return self._kill_at_s
+
+    @property
+    def at_once(self) -> bool:
+        """Whether a request to drain left no time at all."""
+        return self._at_once
 
     def fail(self, error: BaseException, lease: Lease | None = None) -> bool:
         """`end(Failed(error, lease))`."""

@@ -42,7 +42,7 @@ class Cause(StrEnum):
     STRAGGLER = "straggler"
     """Far slower than the other workers, or without progress for much longer than usual."""
     HUNG = "hung"
-    """The user's code in it does not return."""
+    """The user's code in it does not return, or it did not end in time when it was asked to."""
     STALLED = "stalled"
     """The job stood still and waited for it."""
     STRANDED = "stranded"
@@ -156,12 +156,12 @@ def verdict_of(
     by_platform = _by_platform(status)
     # The platform knows more than an exit code: an evicted pod may exit with any of them.
     if by_platform is not None:
-        gave_back = (
-            "; it returned its shards first"
-            if status.exit_code == ExitCode.DRAINED and worker
-            else ""
-        )
-        return Verdict(by_platform.cause, by_platform.text + gave_back)
+        more = ""
+        if status.exit_code == ExitCode.DRAINED and worker:
+            more = "; it returned its shards first"
+        elif status.exit_code == ExitCode.FORCED:
+            more = f"; it {_forced(status)}"
+        return Verdict(by_platform.cause, by_platform.text + more)
     if status.exit_code == ExitCode.DRAINED:
         return Verdict(Cause.DRAINED, "drained" if worker else "left gracefully")
     if status.exit_code is not None:
@@ -246,6 +246,8 @@ def _by_exit_code(status: ExitStatus, code: int, finished: bool) -> Verdict:
     match code:
         case ExitCode.FENCED:
             return Verdict(Cause.FENCED, "exited because it had been replaced")
+        case ExitCode.FORCED:
+            return Verdict(Cause.HUNG, _forced(status))
         case ExitCode.UNAVAILABLE:
             return Verdict(Cause.STRANDED, f"stranded: {_last_line(status)}")
         case ExitCode.CANNOT_RUN:
@@ -277,6 +279,10 @@ def _by_exit_code(status: ExitStatus, code: int, finished: bool) -> Verdict:
     # Somebody outside sent these two; other codes come from what the process was doing.
     killed = code in (128 + signal.SIGKILL, 128 + signal.SIGTERM)
     return Verdict(Cause.INFRASTRUCTURE, f"{text}: {_last_line(status)}", blames_work=not killed)
+
+
+def _forced(status: ExitStatus) -> str:
+    return f"ended by force: {_last_line(status)}"
 
 
 def silence(status: ExitStatus) -> Verdict | None:
