@@ -22,6 +22,7 @@ from elasticdl.formatting import BUILDING, GIVING_PART, IMPORTING
 from elasticdl.job_choices import Strategy
 from elasticdl.model.bad_record_filter import BadRecords
 from elasticdl.model.tensorflow_import import load_tensorflow
+from elasticdl.on_train_end import ON_TRAIN_END
 from elasticdl.own_process import log_error, log_to_stderr
 from elasticdl.rpc.conversation import Attached, Failure, Servers
 from elasticdl.rpc.master_client import MasterClient
@@ -267,7 +268,10 @@ def wind_down(worker: Worker | RingWorker | None, link: Link) -> None:
         case Done() | None:
             if worker is not None:
                 worker.settle(SETTLE_S)
-                worker.callbacks.end()
+                context.shutdown.in_train_end = True
+                with context.watch.doing(ON_TRAIN_END):
+                    worker.callbacks.end()
+                context.shutdown.in_train_end = False
             context.shutdown.end(Done())
         case Draining():
             if worker is not None:

@@ -15,6 +15,7 @@ from elasticdl.errors import ExitCode
 from elasticdl.job_choices import Action
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
+from elasticdl.on_train_end import ON_TRAIN_END, ON_TRAIN_END_S
 from elasticdl.shard import Applied, SnapshotId, Source, Task
 from tests.core.conftest import Bench
 from tests.present import present
@@ -41,6 +42,80 @@ def all_end(job: Bench) -> None:
                 {"worker": job.worker, "ps": job.ps}[role](int(index)),
                 ExitStatus(exit_code=0, asked=role == "ps"),
             )
+
+
+def ending(job: Bench, activity: str, age_s: float) -> None:
+    """All is trained, and worker-0 has done this for so long."""
+    job.train_all()
+    job.pushed(0, 16)
+    job.t += age_s
+    job.put(e.ActivityReported(0, job.worker(0), activity, age_s))
+
+
+def test_a_job_waits_for_what_its_callbacks_do_in_on_train_end_and_says_so() -> None:
+    job = Bench.running()
+    ending(job, ON_TRAIN_END, 5.0)
+    for _ in range(int(ON_TRAIN_END_S) - 10):
+        job.tick(1.0)
+    assert job.finished is None
+    (told,) = [told.text for told in job.of(c.Announce) if told.text.startswith("waiting for on")]
+    assert told.startswith("waiting for on_train_end of worker-0, at most 600 s")
+    job.die(job.worker(0), ExitStatus(exit_code=0))
+    all_end(job)
+    assert job.end.exit_code == ExitCode.DONE
+    assert not job.said("cut off")
+
+
+@pytest.mark.parametrize("activity", ["a training step", ""])
+def test_a_worker_that_does_something_else_delays_the_end_of_a_job_for_half_a_minute(
+    activity: str,
+) -> None:
+    job = Bench.running()
+    ending(job, activity, 5.0)
+    job.tick(16)
+    job.tick(11)
+    assert job.finished is not None
+
+
+def test_on_train_end_that_does_not_return_is_cut_off_by_its_worker_which_says_so() -> None:
+    job = Bench.running()
+    ending(job, ON_TRAIN_END, 5.0)
+    job.tick(ON_TRAIN_END_S)
+    tail = "on_train_end did not return within 600 s and was cut off"
+    job.die(job.worker(0), ExitStatus(exit_code=68, log_tail=tail))
+    all_end(job)
+    assert job.end.exit_code == ExitCode.DONE
+    (told,) = [told for told in job.of(c.Announce) if tail in told.text]
+    assert (told.process, told.cause, told.level) == ("worker-0", "hung", "warning")
+
+
+def test_on_train_end_is_cut_off_by_the_master_if_its_worker_does_not_end_itself() -> None:
+    job = Bench.running()
+    ending(job, ON_TRAIN_END, 5.0)
+    job.tick(ON_TRAIN_END_S)
+    job.tick(31)
+    assert job.end.exit_code == ExitCode.DONE
+    assert job.said("on_train_end of worker-0 was cut off after 636 s: its time is over")
+
+
+def test_a_stop_cuts_off_on_train_end() -> None:
+    job = Bench.running()
+    ending(job, ON_TRAIN_END, 5.0)
+    job.tick(16)
+    job.tick(60)
+    assert job.finished is None
+    job.put(e.StopRequested(0, "enough"))
+    assert job.end.exit_code == ExitCode.DONE
+    assert job.said("on_train_end of worker-0 was cut off after 81 s: the job was stopped")
+
+
+def test_a_worker_that_falls_silent_in_on_train_end_is_not_waited_for() -> None:
+    job = Bench.running()
+    ending(job, ON_TRAIN_END, 5.0)
+    job.tick(16)
+    job.put(e.ProcessSilent(0, job.worker(0), 10.0))
+    job.tick(11)
+    assert job.finished is not None
 
 
 def test_training_without_anything_else_ends_when_all_processes_have() -> None:

@@ -9,10 +9,10 @@ import pytest
 
 from elasticdl.cluster.role_environment import GRACE, grace_s
 from elasticdl.errors import ExitCode, UserError
+from elasticdl.on_train_end import ON_TRAIN_END_S
 from elasticdl.rpc.conversation import Drain
 from elasticdl.worker.process import os_process
 from elasticdl.worker.process.os_process import (
-    DONE_S,
     FAIL_S,
     KILL_MARGIN_S,
     end_by_force,
@@ -98,7 +98,7 @@ def test_a_signal_does_not_cut_off_what_a_module_does_at_the_end_of_a_job() -> N
     shutdown = Shutdown()
     shutdown.end(Done())
     shutdown.drain("SIGTERM", 5.0)
-    assert left_s(shutdown) == about(DONE_S)
+    assert left_s(shutdown) == about(ON_TRAIN_END_S)
 
 
 def test_a_worker_knows_the_grace_of_its_pod(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,10 +25,12 @@ from elasticdl.master.core.events import (
 from elasticdl.master.core.exporting import Exporting
 from elasticdl.master.core.job_context import JobContext, Outcome, Phase
 from elasticdl.master.core.processes.scaling import DRAIN_GRACE_S, END_GRACE_S, Scaling
-from elasticdl.master.core.processes.table import Life
+from elasticdl.master.core.processes.table import Life, Process
 from elasticdl.master.core.waits import Waits
+from elasticdl.on_train_end import ON_TRAIN_END, ON_TRAIN_END_S
 
 _END_LIMIT_S = 30.0
+"""Processes of a job that is over may take this long to end, but see `ON_TRAIN_END_S`."""
 _SERVERS_LIMIT_S = 15.0
 _NO_SERVERS_LIMIT_S = 30.0
 
@@ -57,6 +59,8 @@ class Phases:
         self._ending = False
         self._servers_stopped = False
         self._stopped_for = ""
+        self._train_end_announced = False
+        self._train_end_cut_off = False
         self._had_all = False
         """Whether the checkpoint that the job began with has all that it was to train."""
 
@@ -100,9 +104,13 @@ class Phases:
             self._context.enter(Phase.WORKING, f"{what} begins: {text}")
 
     def stop(self, event: StopRequested) -> None:
-        """Stop the job at a person's request; a second request ends it without grace."""
+        """Stop the job at a person's request; a second request ends it without grace.
+
+        In a job that is over it cuts off what its callbacks do in `on_train_end`.
+        """
         phase = self._context.phase
         if phase in (Phase.ENDING, Phase.ENDED):
+            self._train_end_cut_off = True
             return
         # An earlier stop or failure has set the outcome, so this is a second request.
         hurry = self._context.outcome is not None
@@ -315,12 +323,40 @@ class Phases:
                 if process.name.role is Role.PS and process.live:
                     self._scaling.stop(process, END_GRACE_S, "the job is over")
         # A process whose end is never reported must not keep the job from ending.
-        if self._servers_stopped and (not context.processes.going or waited_s > _END_LIMIT_S):
+        if self._servers_stopped and (not context.processes.going or self._waited_enough(waited_s)):
             assert context.outcome is not None
             context.phase, context.phase_since_s = Phase.ENDED, context.now_s
             context.orders.give(
                 FinishJob(context.outcome.exit_code, context.outcome.message, context.outcome.hint)
             )
+
+    def _waited_enough(self, waited_s: float) -> bool:
+        """Whether the job ends with processes that have not; cuts off `on_train_end` in time."""
+        if waited_s <= _END_LIMIT_S:
+            return False
+        running = self._waits.train_ends()
+        # Workers end themselves at their limit, and so say where they were.
+        late = waited_s > ON_TRAIN_END_S + _END_LIMIT_S
+        if running and not (late or self._train_end_cut_off):
+            self._announce_train_end([process for process, _ in running])
+            return False
+        for process, activity in running:
+            took_s = self._context.now_s - activity.since_s
+            why = "its time is over" if late else "the job was stopped"
+            text = f"{ON_TRAIN_END} of {process.name} was cut off after {took_s:.0f} s: {why}"
+            self._context.orders.announce("job", text, process=process.name, level="warning")
+        return True
+
+    def _announce_train_end(self, running: list[Process]) -> None:
+        if self._train_end_announced:
+            return
+        self._train_end_announced = True
+        names = f"{running[0].name}" + (f" and {len(running) - 1} more" if running[1:] else "")
+        text = (
+            f"waiting for {ON_TRAIN_END} of {names}, at most {ON_TRAIN_END_S:.0f} s; to end the job"
+            " at once, stop it"
+        )
+        self._context.orders.announce("job", text)
 
     def _dismiss_workers(self) -> None:
         outcome = self._context.outcome

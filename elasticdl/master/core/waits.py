@@ -13,11 +13,13 @@ from typing import final
 
 from elasticdl.history.awaited import Awaited
 from elasticdl.history.job_event import EventStep, meaning
-from elasticdl.master.core.activities import Activities
+from elasticdl.master.core.activities import Activities, Activity
 from elasticdl.master.core.coordination import Coordination
 from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.processes.pending_processes import PendingProcesses
+from elasticdl.master.core.processes.table import Process
 from elasticdl.master.core.reason_times import ReasonTimes
+from elasticdl.on_train_end import ON_TRAIN_END
 
 _LASTS_S = 5.0
 """Shorter waits are normal and not announced."""
@@ -85,6 +87,14 @@ class Waits:
         for what, wait in self._open.items():
             self._over(what, wait)
         self._open.clear()
+
+    def train_ends(self) -> list[tuple[Process, Activity]]:
+        """Workers of a job that is done whose `on_train_end` takes long, and since when."""
+        return [
+            (process, activity)
+            for process, activity in self._activities.running()
+            if activity.what == ON_TRAIN_END
+        ]
 
     def _over(self, what: Awaited, wait: _Open) -> None:
         waited_s = wait.seen_s - wait.since_s

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import NoReturn, assert_never
 
 from elasticdl.errors import ExitCode
+from elasticdl.on_train_end import ON_TRAIN_END_S
 from elasticdl.own_process import SIGNALS, end_now
 from elasticdl.worker.process.shutdown import (
     Done,
@@ -36,8 +37,6 @@ A stop sends both. Of several requests the earliest end counts.
 """
 
 FAIL_S = 30.0
-DONE_S = 600.0
-"""Time limit of the module's `on_train_end`."""
 _LOOK_S = 0.5
 
 
@@ -90,10 +89,19 @@ def end_by_force(shutdown: Shutdown, end: Callable[[Shutdown], object] = leave_b
             if shutdown.reason is not reason:  # A failure after that has its own time.
                 reason, begin_s = shutdown.reason, time.monotonic()
         # The last line of the log is what the master shows.
-        _log.error("still running after %.0f s (%s)", time.monotonic() - begin_s, reason)
+        _log.error(_why_forced(shutdown, time.monotonic() - begin_s))
         end(shutdown)
 
     threading.Thread(target=run, name="force-exit", daemon=True).start()
+
+
+def _why_forced(shutdown: Shutdown, took_s: float) -> str:
+    if shutdown.in_train_end and isinstance(shutdown.reason, Done | None):
+        return (
+            f"on_train_end did not return within {took_s:.0f} s and was cut off; make it shorter,"
+            " or do its work after the job"
+        )
+    return f"still running after {took_s:.0f} s ({shutdown.reason})"
 
 
 def force_at_s(reason: Reason | None, begin_s: float, kill_at_s: float) -> float:
@@ -107,7 +115,7 @@ def force_at_s(reason: Reason | None, begin_s: float, kill_at_s: float) -> float
         case Failed():
             return min(begin_s + FAIL_S, kill_at_s - KILL_MARGIN_S)
         case Done() | None:
-            # Its exit code is that of success, so only the platform may cut off `on_train_end`.
-            return begin_s + DONE_S
+            # The job's results are complete: only the master may cut off `on_train_end` sooner.
+            return begin_s + ON_TRAIN_END_S
         case _:
             assert_never(reason)

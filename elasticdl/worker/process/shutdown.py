@@ -72,6 +72,8 @@ class Shutdown:
         self._listeners: list[Callable[[], None]] = []
         self._kill_at_s = math.inf
         self._at_once = False
+        self.in_train_end = False
+        """Whether the worker runs `on_train_end` of its callbacks."""
 
     @property
     def reason(self) -> Reason | None:

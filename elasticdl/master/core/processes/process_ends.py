@@ -171,7 +171,9 @@ class ProcessEnds:
     ) -> bool:
         """Announce an end. True if the user's error behind it was reported and counted before."""
         name = process.name
-        level = "warning" if verdict.cause in PROBLEMS and not self._expected else "info"
+        # Also at the end of a job somebody may want to know whose code did not return.
+        problem = verdict.cause in PROBLEMS and not self._expected
+        level = "warning" if problem or verdict.cause is Cause.HUNG else "info"
         records = self._done(process)
         done = f"; {amount(records, 'record')} done" if records else ""
         ended = "" if verdict.text.startswith("ended ") else "ended: "
