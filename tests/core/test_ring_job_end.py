@@ -36,6 +36,26 @@ def test_a_job_that_is_ended_at_once_forms_no_rings_of_those_that_are_about_to_e
     assert world.t < 30
 
 
+def test_a_stop_of_a_ring_whose_step_never_returns_ends_within_the_grace_and_says_why() -> None:
+    world = started(num_workers=2, num_epochs=9, checkpoint_steps=100)
+    world.run_until(lambda: world.newest.version == 6)
+    hung = world.newest_ring
+    assert hung is not None
+    world.step = lambda: None  # type: ignore[method-assign]
+    world.drain = lambda worker: None  # type: ignore[method-assign]
+    world.put(e.StopRequested(0, "enough"))
+    begun_s = world.t
+    world.tick(6.0)
+    world.put(e.ActivityReported(0, hung.members[1], "a step", 6.0))
+    while world.state.status().phase in ("draining", "checkpointing"):
+        world.tick(0.5)
+        assert world.t - begun_s < 30
+    assert not world.saved
+    outcome = present(world.state.status().outcome)
+    assert "the ring has not stopped: worker-1 has been in a step for 25 s" in outcome
+    assert "gone" not in outcome
+
+
 def test_records_that_fail_in_the_module_on_every_member_end_the_job() -> None:
     """No member holds a shard that could be blamed, and whoever comes gets the same minibatch: it
     went on for ever.

@@ -31,6 +31,8 @@ from elasticdl.on_train_end import ON_TRAIN_END, ON_TRAIN_END_S
 
 _END_LIMIT_S = 30.0
 """Processes of a job that is over may take this long to end, but see `ON_TRAIN_END_S`."""
+_HUNG_S = 20.0
+"""How long a worker that does not stop must be in the same code to be what a stop waits for."""
 _SERVERS_LIMIT_S = 15.0
 _NO_SERVERS_LIMIT_S = 30.0
 
@@ -260,12 +262,13 @@ class Phases:
             and context.now_s - context.phase_since_s > _NO_SERVERS_LIMIT_S
             and context.outcome is not None
         )
-        if not checkpointing.final_over and not hopeless:
+        hung = self._hung()
+        if not checkpointing.final_over and not hopeless and not hung:
             return
         if context.outcome is None and context.pushes_awaited():
             return
         if not checkpointing.final_saved:
-            problem = checkpointing.last_problem or away
+            problem = hung or checkpointing.last_problem or away
             context.orders.announce(
                 "checkpoint", f"the last checkpoint failed: {problem}", level="error"
             )
@@ -276,6 +279,15 @@ class Phases:
             self._end("")
         else:
             self._to_export()
+
+    def _hung(self) -> str:
+        """Why no checkpoint can come of workers with the weights, in words; '' if one can.
+
+        They were to stop in time, and some of them are in the same code since then.
+        """
+        not_halted = self._coordination.not_halted() if self._context.outcome else ""
+        busy = self._waits.busy(_HUNG_S) if not_halted else ""
+        return f"{not_halted}: {busy}" if busy else ""
 
     def _to_export(self) -> None:
         if self._context.spec.checkpoint.output:

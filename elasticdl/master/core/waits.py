@@ -88,6 +88,10 @@ class Waits:
             self._over(what, wait)
         self._open.clear()
 
+    def busy(self, least_s: float) -> str:
+        """Workers that have been in user code for at least so long, in words; '' if none."""
+        return "; ".join(self._activities.long(least_s)[:_MOST_BUSY])
+
     def train_ends(self) -> list[tuple[Process, Activity]]:
         """Workers of a job that is done whose `on_train_end` takes long, and since when."""
         return [

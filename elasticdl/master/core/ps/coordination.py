@@ -125,6 +125,9 @@ class PsCoordination:
             return ""
         return "all workers have exited"
 
+    def not_halted(self) -> str:
+        return ""
+
     def weights_away(self) -> str:
         return self._context.servers_away()
 

@@ -29,7 +29,8 @@ from elasticdl.master.core.ring.generation_publisher import GenerationPublisher
 from elasticdl.master.core.ring.work import RingWork
 from elasticdl.shard import ShardId, SnapshotId, Task
 
-_HALT_LIMIT_S = 30.0
+_HALT_LIMIT_S = 25.0
+"""With `END_GRACE_S` for members that hang it is the grace of a stop: `DRAIN_GRACE_S`."""
 
 
 @final
@@ -124,7 +125,14 @@ class RingCoordination:
 
     def drained(self) -> str:
         waited_s = self._context.now_s - self._context.phase_since_s
-        return "the ring has stopped" if self._work.idle or waited_s >= _HALT_LIMIT_S else ""
+        if self._work.idle:
+            return "the ring has stopped"
+        return (
+            f"the ring has not stopped within {waited_s:.0f} s" if waited_s >= _HALT_LIMIT_S else ""
+        )
+
+    def not_halted(self) -> str:
+        return "the ring has not stopped" if self._work.halting else ""
 
     def weights_away(self) -> str:
         return "the ring's members are gone or do not answer"
