@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 import random
 from typing import final
 
@@ -191,11 +191,30 @@ class Scaling:
             for number in range(min(missing, self._room())):
                 self.start(self._context.processes.new_worker_name(), in_gang=number < gang)
         most = self._context.most_workers
-        for process in _surplus(live, most) if self._context.phase is not Phase.DRAINING else ():
+        for process in self._surplus(live, most):
             # Nobody replaces it, so no later start must name it as its predecessor.
             process.replaced = True
             self.stop(process, DRAIN_GRACE_S, f"scaled down to {amount(most, 'worker')}")
         self._retry_refused()
+
+    def _surplus(self, live: list[Process], most: int) -> list[Process]:
+        """Those of `live`, sorted by index, to stop: those of a gang last.
+
+        The highest places of the ladder, which other jobs would preempt first, come first. Without
+        a ladder these are the newest workers.
+        """
+        # Read after every event: without too many workers nothing need be looked at more closely.
+        if len(live) <= most or self._context.phase is Phase.DRAINING:
+            return []
+        # A worker that the cluster has not shown yet takes the lowest free place, perhaps that of
+        # one that it replaces: see `cluster/kubernetes/worker_places.py`.
+        held = {worker.ladder_place for worker in self._context.processes.workers()}
+        free = (place for place in itertools.count(1) if place not in held)
+        places = {
+            process.name: next(free) if process.ladder_place is None else process.ladder_place
+            for process in live
+        }
+        return sorted(live, key=lambda process: (not process.in_gang, places[process.name]))[most:]
 
     def _missing(self, live: list[Process]) -> int:
         # Read after every event: with all of its workers a job need not be looked at more closely.
@@ -342,22 +361,6 @@ class Scaling:
             if process.deadline_s is not None and self._context.now_s >= process.deadline_s:
                 process.enter(Life.REQUESTED, self._context.now_s, process.message)
                 self.order(process)
-
-
-def _surplus(live: list[Process], high: int) -> list[Process]:
-    """Those of `live`, sorted by index, to stop: those of a gang last.
-
-    Workers that the cluster has not shown yet come first. Then come the highest places of the
-    ladder, which other jobs would preempt first. Without a ladder these are the newest workers.
-    """
-    if len(live) <= high:
-        return []
-
-    def order(process: Process) -> tuple[bool, float]:
-        place = math.inf if process.ladder_place is None else process.ladder_place
-        return not process.in_gang, place
-
-    return sorted(live, key=order)[high:]
 
 
 def _pause_s(process: Process) -> float:
