@@ -519,18 +519,95 @@ def test_a_resumed_job_that_was_done_ends_at_once_with_its_last_loss() -> None:
     assert again.state.status().loss == 0.25
 
 
-def test_a_resumed_job_has_the_values_of_its_last_evaluation() -> None:
-    job = Bench.running(validation_data="v", checkpoint_steps=5)
+def evaluated(job: Bench) -> c.SaveSnapshot:
+    """Train and evaluate a job to its last checkpoint."""
     job.train_all()
     job.cut(5)
     while (lease := job.lease()).task is not Task.SUMMARY:
         job.finish(0, lease)
-    values = {"loss": 0.5, "auc": 0.75}
-    job.put(e.SummaryReported(0, job.worker(0), present(lease.round), values))
-    again = Bench(validation_data="v", checkpoint_steps=5)
-    again.start(ledger=cut(job).ledger, version=5, restore_from="version-5")
-    assert again.state.status().phase == "evaluating"
-    assert again.state.status().metrics == values
+    job.put(e.SummaryReported(0, job.worker(0), present(lease.round), {"loss": 0.5, "auc": 0.75}))
+    return cut(job)
+
+
+def told(commands: list[c.Command]) -> str:
+    return "\n".join(command.text for command in commands if isinstance(command, c.Announce))
+
+
+def test_a_resumed_job_that_was_evaluated_is_not_evaluated_again() -> None:
+    save = evaluated(Bench.running(validation_data="v", checkpoint_steps=5, num_epochs=5))
+    again = Bench(validation_data="v", checkpoint_steps=5, num_epochs=5)
+    commands = again.start(ledger=save.ledger, version=5, restore_from="version-5")
+    assert again.of(c.StartProcess, commands) == again.of(c.TakeSnapshot, commands) == []
+    assert again.end.exit_code is ExitCode.DONE
+    assert again.state.status().metrics == {"loss": 0.5, "auc": 0.75}
+    text = told(commands)
+    assert "nothing left to train: 5 of 5 epochs are done; raise --num-epochs to train on" in text
+    assert "evaluation" not in text
+
+
+def test_a_resumed_job_is_evaluated_again_on_other_data_and_after_more_epochs() -> None:
+    save = evaluated(Bench.running(validation_data="v", checkpoint_steps=5))
+    ledger = json.loads(save.ledger)
+    ledger["evaluated"][0]["records"] += 1
+    other = Bench(validation_data="v", checkpoint_steps=5)
+    other.start(ledger=json.dumps(ledger), version=5, restore_from="version-5")
+    assert other.state.status().phase == "evaluating"
+    more = Bench(validation_data="v", checkpoint_steps=5, num_epochs=2)
+    more.start(ledger=save.ledger, version=5, restore_from="version-5")
+    more.attach(more.ps(0), more.worker(1), restored=5)
+    more.train_all(1)
+    assert more.state.status().phase == "evaluating"
+
+
+def test_a_resumed_job_with_fewer_epochs_than_were_begun_says_when_it_ends() -> None:
+    job = Bench.running(num_epochs=3)
+    job.train_all()
+    done = Bench(num_epochs=2)
+    text = told(done.start(ledger=job.state.ledger_json()))
+    assert "3 epochs are done, more than --num-epochs 2" in text
+    assert done.end.exit_code is ExitCode.DONE
+
+    job = Bench.running(num_epochs=3)
+    for _ in range(9):
+        job.finish(0, job.lease())
+    half = Bench(num_epochs=2)
+    text = told(half.start(ledger=job.state.ledger_json()))
+    assert "continues in epoch 3, 144 of 192 records done" in text
+    assert "epoch 3 was begun" in text
+    assert half.state.status().message == "training, epoch 3 of 3"
+    half.attach(half.ps(0), half.worker(1))
+    half.train_all(1)
+    assert half.total["trained"] == 192
+
+
+def test_a_resumed_job_that_ended_early_says_so() -> None:
+    job = Bench.running(num_epochs=3)
+    lease = job.lease()
+    job.put(e.WorkerStopRequested(0, job.worker(0), "loss is low"))
+    job.finish(0, lease)
+    text = told(Bench(num_epochs=3).start(ledger=job.state.ledger_json()))
+    assert "nothing left to train: an earlier run ended training early, in epoch 1 of 3" in text
+
+
+def test_a_resumed_job_lists_the_checkpoint_that_it_began_with() -> None:
+    job = Bench.running(checkpoint_steps=5)
+    job.finish(0, job.lease())
+    ledger = job.state.ledger_json()
+    again = Bench(checkpoint_steps=5, keep_checkpoint_max=2)
+    again.start(ledger=ledger, version=2, restore_from="version-2", restored_bytes=77)
+    (begun,) = again.state.status().checkpoints
+    assert (begun.version, begun.path, begun.bytes) == (2, "version-2", 77)
+    again.attach(again.ps(0), again.worker(1), restored=2)
+    for version in (5, 10):
+        again.put(e.VersionAdvanced(0, version))
+        saved(again, cut(again, version))
+    assert [one.version for one in again.state.status().checkpoints] == [5, 10]
+
+
+def test_a_job_lists_no_checkpoint_of_another_job() -> None:
+    job = Bench(checkpoint_dir_for_init="c", checkpoint_steps=5)
+    job.start(version=2, restore_from="c/version-2")
+    assert job.state.status().checkpoints == ()
 
 
 def test_shard_ids_are_not_used_again_after_a_resume() -> None:

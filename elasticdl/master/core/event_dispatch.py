@@ -55,8 +55,8 @@ class EventDispatch:
         self, applied: Mapping[str, Applied], version: int, mark: UpdateMark | None
     ) -> str:
         updates = self._context.update_counts(version, mark)
-        rounds = self._parts.evaluation.rounds
-        return continued_ledger(self._context, applied, self._cut_at, rounds, updates)
+        evaluation = self._parts.evaluation
+        return continued_ledger(self._context, applied, self._cut_at, evaluation, updates)
 
     def _dispatch(self, event: events.Event) -> None:
         match event:
@@ -242,7 +242,9 @@ class EventDispatch:
         self._parts.checkpointing.start(event.version)
         self._parts.evaluation.start(event.version)
         self._parts.exporting.start(event.version, event.exported)
-        self._parts.checkpointing.complete.begun_with(event.restore_from, event.ledger)
+        self._parts.checkpointing.complete.begun_with(
+            event.restore_from, event.restored_bytes, event.ledger, event.at_s
+        )
         self._parts.coordination.begin(event.ledger, event.version)
         try:
             self._context.work = first_ledger(self._context, self._parts.evaluation, event)

@@ -15,6 +15,7 @@ from elasticdl.job_choices import Action
 from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
 from elasticdl.master.core.commands import FinishJob, RunPreflight, StopProcess, WorkFinished
 from elasticdl.master.core.coordination import Coordination
+from elasticdl.master.core.data.beginning import continues
 from elasticdl.master.core.evaluation.rounds import Evaluation
 from elasticdl.master.core.events import (
     MasterStarted,
@@ -89,21 +90,16 @@ class Phases:
             return
         work = self._context.work
         assert work is not None
+        if work.resumed:
+            self._had_all = work.finished
+            self._context.enter(Phase.WORKING, continues(work))
+            return
         records, shards, epochs = work.plan.records, work.plan.shards, work.plan.epochs
         text = f"{amount(records, 'record')} in {amount(shards, 'shard')}" + (
             f", {amount(epochs, 'epoch')}" if action is Action.TRAIN else ""
         )
         what = "training" if action is Action.TRAIN else "prediction"
-        if work.resumed:
-            self._had_all = work.finished
-            total = amount(records * epochs, "record")
-            self._context.enter(
-                Phase.WORKING,
-                f"{what} continues in epoch {work.epoch + 1}, {work.resumed:,} of {total} done:"
-                f" {text}",
-            )
-        else:
-            self._context.enter(Phase.WORKING, f"{what} begins: {text}")
+        self._context.enter(Phase.WORKING, f"{what} begins: {text}")
 
     def stop(self, event: StopRequested) -> None:
         """Stop the job at a person's request; a second request ends it without grace.
@@ -218,7 +214,7 @@ class Phases:
             )
         elif context.spec.action is Action.PREDICT:
             self._done()
-        elif context.validation:
+        elif context.validation and not self._evaluation.final_done:
             context.enter(Phase.EVALUATING, "training is done; final evaluation begins")
         else:
             self._to_checkpoint()

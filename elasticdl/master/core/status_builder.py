@@ -141,7 +141,7 @@ def status(
 def _checkpoints(checkpointing: Checkpointing) -> tuple[CheckpointStatus, ...]:
     return tuple(
         CheckpointStatus(checkpoint.version, checkpoint.path, checkpoint.bytes, checkpoint.at_s)
-        for checkpoint in checkpointing.complete.saved
+        for checkpoint in checkpointing.complete.listed
     )
 
 
@@ -233,7 +233,7 @@ def _message(context: JobContext, evaluation: Evaluation) -> str:
             return "predicting"
         case Phase.WORKING:
             work = context.work
-            return f"training, epoch {work.epoch + 1} of {work.plan.epochs}" if work else "training"
+            return _training(work) if work else "training"
         case Phase.EVALUATING:
             current = evaluation.round
             what = "final evaluation" if context.spec.action is Action.TRAIN else "evaluating"
@@ -246,6 +246,12 @@ def _message(context: JobContext, evaluation: Evaluation) -> str:
             return "exporting the model"
         case Phase.ENDING | Phase.ENDED:
             return context.outcome.message if context.outcome else "over"
+
+
+def _training(work: Ledger) -> str:
+    # An epoch that was begun ends, even if --num-epochs is fewer when the job is resumed.
+    epochs = max(len(work.counts), work.plan.epochs)
+    return f"training, epoch {work.epoch + 1} of {epochs}"
 
 
 def _records(ledger: Ledger | None, total: ReceiptTotal) -> RecordCounts:

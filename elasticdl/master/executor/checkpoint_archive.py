@@ -48,7 +48,7 @@ class JobStart:
     `restore_from` is a checkpoint's directory or address, or ''. `ledger` is '' for a fresh ledger.
     `passed_over` says why newer checkpoints were not used. `again` counts records that the previous
     run is known to have trained after the checkpoint. `anew`: --resume, but there is no
-    checkpoint yet, so the job starts over.
+    checkpoint yet, so the job starts over. `restored_bytes`: the size of this job's checkpoint.
     """
 
     restore_from: str = ""
@@ -57,6 +57,7 @@ class JobStart:
     passed_over: tuple[str, ...] = ()
     again: int = 0
     anew: bool = False
+    restored_bytes: int = 0
 
 
 class Saver(Protocol):
@@ -328,6 +329,7 @@ class CheckpointArchive:
             checkpoint.manifest.version,
             checkpoint.rejected,
             again,
+            restored_bytes=checkpoint.manifest.bytes,
         )
 
     def _refuse_of_other_strategy(self, where: str, manifest: Manifest) -> None:

@@ -87,6 +87,7 @@ class JobPreparation:
                 exported,
                 preflight.why_sync,
                 preflight.max_staleness,
+                start.restored_bytes,
             )
         )
         self._begin(preflight, start)

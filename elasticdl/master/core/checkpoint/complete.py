@@ -35,9 +35,17 @@ class CompleteCheckpoints:
         """The newest complete checkpoint; None if there is none."""
         return self.saved[-1] if self.saved else None
 
-    def begun_with(self, path: str, ledger: str) -> None:
+    @property
+    def listed(self) -> tuple[Saved, ...]:
+        """The checkpoints of this job that are known; a resumed one's begin with its first."""
+        begun = self._begun
+        if begun is None or not begun.ledger or self.at_version(self.begun_version):
+            return tuple(self.saved)
+        return (replace(begun, version=self.begun_version), *self.saved)
+
+    def begun_with(self, path: str, size_bytes: int, ledger: str, now_s: float) -> None:
         """Note the checkpoint that the job begins with, and its ledger ('' for a new one)."""
-        self._begun = Saved(0, path, 0, 0.0, ledger, NOTHING) if path else None
+        self._begun = Saved(0, path, size_bytes, now_s, ledger, NOTHING) if path else None
 
     def at_version(self, version: int) -> Saved | None:
         """The newest checkpoint of that version; None if there is none."""

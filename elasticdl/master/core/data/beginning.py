@@ -8,7 +8,7 @@ from elasticdl.formatting import amount
 from elasticdl.job_choices import Action
 from elasticdl.job_status import UpdateCounts
 from elasticdl.master.core.data.ledger import Ledger
-from elasticdl.master.core.data.resuming import ledger_json, resume
+from elasticdl.master.core.data.resuming import ledger_json, resume, same_sources
 from elasticdl.master.core.data.sharding import shard_plan, training_plan
 from elasticdl.master.core.evaluation.rounds import Evaluation
 from elasticdl.master.core.events import JobStarted
@@ -55,21 +55,47 @@ def first_ledger(context: JobContext, evaluation: Evaluation, event: JobStarted)
             evaluation.start(event.version, resumed.rounds_used)
             context.updates.before = resumed.updates
             context.loss, context.metrics = resumed.loss, resumed.metrics
+            # Its values are those of the weights that the job begins with.
+            if event.validation and resumed.ledger.finished and same_sources(resumed.evaluated, event.validation):
+                evaluation.final_done = True
             return resumed.ledger
         case Action.TRAIN:
             return Ledger(training_plan(context.spec, event.training), ids, task=Task.TRAINING)
+
+
+def continues(work: Ledger) -> str:
+    """What is left of the training that an earlier run began, in words."""
+    begun, wanted = len(work.counts), work.plan.epochs
+    if work.finished and work.stopped:
+        return (
+            f"nothing left to train: an earlier run ended training early, in epoch {begun} of"
+            f" {max(begun, wanted)}; start a new job with --checkpoint-dir-for-init to train on"
+        )
+    if work.finished:
+        done = f"{begun} of {wanted} epochs" if begun <= wanted else amount(begun, "epoch")
+        fewer = "" if begun <= wanted else f", more than --num-epochs {wanted}"
+        return f"nothing left to train: {done} are done{fewer}; raise --num-epochs to train on"
+    records, shards = work.plan.records, work.plan.shards
+    total = amount(records * max(begun, wanted), "record")
+    text = (
+        f"training continues in epoch {begun}, {work.resumed:,} of {total} done:"
+        f" {amount(records, 'record')} in {amount(shards, 'shard')}, {amount(wanted, 'epoch')}"
+    )
+    if begun > wanted:
+        text += f"; epoch {begun} was begun, so training ends after it in spite of --num-epochs"
+    return text
 
 
 def continued_ledger(
     context: JobContext,
     applied: Mapping[str, Applied],
     ring_at: Mapping[ShardId, int] | None,
-    rounds: int,
+    evaluation: Evaluation,
     updates: UpdateCounts | None,
 ) -> str:
     """The training ledger (JSON) for a job that continues this one; '' if there is none.
 
-    `applied`, `ring_at`: as for `ledger_json`. `rounds`: evaluations so far.
+    `applied`, `ring_at`: as for `ledger_json`.
     """
     if context.work is None or context.spec.action is not Action.TRAIN:
         return ""
@@ -79,8 +105,9 @@ def continued_ledger(
         applied,
         ring_at=ring_at,
         workers_used=context.processes.next_worker,
-        rounds_used=rounds,
+        rounds_used=evaluation.rounds,
         updates=updates,
         loss=context.loss,
         metrics=context.metrics,
+        evaluated=context.validation if evaluation.final_done else (),
     )

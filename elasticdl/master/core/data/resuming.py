@@ -28,7 +28,8 @@ class Resumed:
     """The result of resuming a checkpoint's ledger.
 
     `workers_used`: the first worker index that was never used. `updates`: those of earlier runs.
-    `loss` is the last of training, `metrics` those of the last evaluation.
+    `loss` is the last of training, `metrics` those of the last evaluation. `evaluated`: the data of
+    the final evaluation, if there was one.
     """
 
     ledger: Ledger
@@ -37,6 +38,7 @@ class Resumed:
     updates: UpdateCounts
     loss: float | None
     metrics: Mapping[str, float]
+    evaluated: tuple[Source, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ def ledger_json(
     updates: UpdateCounts | None = None,
     loss: float | None = None,
     metrics: Mapping[str, float] | None = None,
+    evaluated: tuple[Source, ...] = (),
 ) -> str:
     """The ledger with every holding at its position in the cut.
 
@@ -101,6 +104,7 @@ def ledger_json(
             "updates": asdict(updates or NO_UPDATES),
             "loss": loss,
             "metrics": dict(metrics or {}),
+            "evaluated": [asdict(source) for source in evaluated],
             "repeated_at_least": ledger.repeated_at_least,
             "repeated_before": {
                 str(epoch): count for epoch, count in ledger.repeated_before.items()
@@ -207,13 +211,14 @@ def begin_again(plan: ShardPlan, before: RunBefore) -> tuple[str, int]:
     ids = ShardIds()
     text = ledger_json(Ledger(plan, ids, task=Task.TRAINING), ids, {})
     more = before.killed or before.at_least
-    if not _same(before.sources, plan.sources):
+    if not same_sources(before.sources, plan.sources):
         # Some of them may be the same, so there is only a lower bound.
         before = RunBefore({}, killed=more or bool(before.counts) or bool(before.trained))
     return count_repeated(text, replace(before, killed=more or before.killed), plan.epochs)
 
 
-def _same(before: tuple[Source, ...], now: tuple[Source, ...]) -> bool:
+def same_sources(before: tuple[Source, ...], now: tuple[Source, ...]) -> bool:
+    """Whether these are the same data in the same order."""
     return len(before) == len(now) and all(map(same_data, before, now))
 
 
@@ -314,6 +319,7 @@ def _rebuild(
         updates,
         plain.get("loss"),
         plain.get("metrics", {}),
+        tuple(Source(**source) for source in plain.get("evaluated", ())),
     )
 
 
