@@ -17,7 +17,7 @@ from elasticdl.job_flags import ModelSection
 
 # Import this before any user module: it patches the Keras class that user code makes layers of.
 from elasticdl.model import embedding_hooks, zoo_package  # noqa: F401
-from elasticdl.model.module_file import module_file
+from elasticdl.model.module_file import module_file, nearest_first
 from elasticdl.model.usercode import place, user_code
 
 
@@ -173,8 +173,16 @@ def _optional(module: ModuleType, name: str) -> Callable[..., Any] | None:
 def _required(module: ModuleType, name: str, expected: str) -> Callable[..., Any]:
     value = _optional(module, name)
     if value is None:
-        raise UserError(f"{module.__file__}:1: {name} is missing", hint=f"expected {expected}")
+        near = nearest_first(name, (key for key in vars(module) if _is_near(module, key)))
+        has = f"; it defines: {', '.join(near)}" if near else ""
+        raise UserError(f"{module.__file__}:1: {name} is missing", hint=f"expected {expected}{has}")
     return value
+
+
+def _is_near(module: ModuleType, name: str) -> bool:
+    """Whether the module defines a public function or class of that name."""
+    value = getattr(module, name)
+    return name[0] != "_" and getattr(value, "__module__", "") == module.__name__
 
 
 def _line(module: ModuleType, name: str) -> int:

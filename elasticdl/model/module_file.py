@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +36,8 @@ class ModuleFile:
 def module_file(section: ModelSection) -> ModuleFile:
     """Find `--model-def` in `--model-zoo`; the longest prefix that is a module wins.
 
-    Raises UserError if there is no such directory or module.
+    Raises UserError if there is no such directory or module, or if its text shows that it lacks the
+    function.
     """
     zoo = Path(section.model_zoo).resolve()
     if not zoo.is_dir():
@@ -54,11 +57,68 @@ def module_file(section: ModelSection) -> ModuleFile:
             if path.is_file():
                 rest = parts[length:]
                 attribute = rest[0] if rest else "custom_model"
-                return ModuleFile(zoo, ".".join(parts[:length]), path, attribute)
+                file = ModuleFile(zoo, ".".join(parts[:length]), path, attribute)
+                if rest:
+                    _check_attribute(file, section.model_def)
+                return file
     raise UserError(
         f"--model-def {section.model_def!r}: no such module in {zoo}",
         hint=_available(zoo, section.model_def),
     )
+
+
+def nearest_first(wanted: str, names: Iterable[str]) -> list[str]:
+    """The names, those like the wanted one first."""
+    names = sorted(names)
+    return [*dict.fromkeys([*difflib.get_close_matches(wanted, names), *names])][:_MOST_NAMED]
+
+
+def _check_attribute(file: ModuleFile, model_def: str) -> None:
+    """Raise UserError if the module certainly has no such function, by its text."""
+    try:
+        text = file.path.read_text(encoding="utf-8")
+        tree = ast.parse(text)
+    except (OSError, ValueError, SyntaxError):
+        return  # The import says what is wrong, with the line.
+    # These may bind any name.
+    if any(word in text for word in ("import *", "globals()", "__getattr__", "setattr", "exec(")):
+        return
+    nodes = [node for statement in tree.body for node in _of_module(statement)]
+    if file.attribute in {name for node in nodes for name in _bound(node)}:
+        return
+    defined = {node.name for node in nodes if isinstance(node, _DEFINITIONS)}
+    shown = nearest_first(file.attribute, (name for name in defined if name[0] != "_"))
+    has = f"it defines: {', '.join(shown)}" if shown else "it defines no function"
+    modules = f"; {_available(file.zoo, model_def)}" if file.path.name == "__init__.py" else ""
+    raise UserError(
+        f"--model-def {model_def!r}: {file.path} has no {file.attribute!r}", hint=f"{has}{modules}"
+    )
+
+
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def _of_module(node: ast.AST) -> Iterator[ast.AST]:
+    """A node and those below it in the module's own scope."""
+    yield node
+    if not isinstance(node, (*_DEFINITIONS, ast.Lambda)):
+        for child in ast.iter_child_nodes(node):
+            yield from _of_module(child)
+
+
+def _bound(node: ast.AST) -> Iterable[str]:
+    """The names that a node binds in the module's scope."""
+    match node:
+        case ast.Name(id=name, ctx=ast.Store()):
+            return (name,)
+        case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+            return [alias.asname or alias.name.partition(".")[0] for alias in aliases]
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            # A function may make names global.
+            inner = (inner for inner in ast.walk(node) if isinstance(inner, ast.Global))
+            return [node.name, *(name for one in inner for name in one.names)]
+        case _:
+            return ()
 
 
 def _available(zoo: Path, wanted: str) -> str:
