@@ -162,6 +162,10 @@ def test_processes_that_do_not_end_hold_the_job_up_for_30_s_at_most() -> None:
     assert [stop.name for stop in job.of(c.StopProcess)] == [job.ps(0)]
     job.tick(15)
     assert job.end.exit_code == ExitCode.DONE
+    status = job.state.status()
+    assert [process.state for process in status.processes] == ["ended", "ended"]
+    assert "killed with the job" in status.processes[-1].message
+    assert status.states == {}
 
 
 def test_after_the_end_nothing_changes_any_more() -> None:

@@ -54,7 +54,7 @@ class Net:
 
 
 def test_a_wrong_function_fails_before_the_import_and_names_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="iris.py has no 'custom_modle'") as caught:
+    with pytest.raises(UserError, match=r"iris\.py has no 'custom_modle'") as caught:
         module_file(written(tmp_path, MODULE).model)
     assert caught.value.hint == "it defines: custom_model, Net, feed"
 

@@ -262,9 +262,10 @@ def test_the_newest_checkpoint_of_a_killed_job_is_the_one_on_disk(
     checkpointed(directory, 5, 9)
     (directory.checkpoints / "version-12").mkdir()
     aged(directory.path, 3600.0)
-    found = DirectoryJob(directory).report().status.checkpoints
-    assert [checkpoint.version for checkpoint in found] == [5, 9]
-    assert found[-1].path == str(directory.checkpoints / "version-9")
+    status = DirectoryJob(directory).report().status
+    assert [checkpoint.version for checkpoint in status.checkpoints] == [5, 9]
+    assert status.checkpoints[-1].path == str(directory.checkpoints / "version-9")
+    assert status.version == 9, "the job had that version, although the last status is older"
 
 
 def test_a_job_that_was_done_before_it_was_resumed_has_the_checkpoint_of_then(here: Path) -> None:

@@ -95,7 +95,11 @@ class DirectoryJob:
                     newest = CheckpointStatus(
                         manifest.version, str(path), manifest.bytes, status.at_s
                     )
-                    return replace(status, checkpoints=(*status.checkpoints, newest))
+                    return replace(
+                        status,
+                        checkpoints=(*status.checkpoints, newest),
+                        version=max(status.version, manifest.version),
+                    )
         return status
 
     def _newest(self, message: str) -> JobStatus:

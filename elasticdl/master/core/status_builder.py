@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import chain, islice
 
 from elasticdl.cluster.base import ProcessName, Role
@@ -185,6 +186,8 @@ def _state(process: Process) -> Life:
 
 def _states(context: JobContext) -> dict[str, dict[str, int]]:
     processes = context.processes
+    if context.phase is Phase.ENDED:
+        return {}
     at_work = processes.up_workers()
     # Ten thousand workers, when all are at work, are not looked at one by one.
     others = processes.servers if processes.all_up else processes.going.values()
@@ -317,6 +320,10 @@ def _cluster_share(context: JobContext) -> ClusterShare | None:
 def _process(
     context: JobContext, evaluation: Evaluation, process: Process, main: Ledger | None
 ) -> ProcessStatus:
+    if context.phase is Phase.ENDED and process.life is not Life.ENDED:
+        process = replace(
+            process, life=Life.ENDED, message="did not end in time: killed with the job"
+        )
     at_work = _state(process) is process.life
     return ProcessStatus(
         str(process.name),

@@ -56,7 +56,11 @@ def first_ledger(context: JobContext, evaluation: Evaluation, event: JobStarted)
             context.updates.before = resumed.updates
             context.loss, context.metrics = resumed.loss, resumed.metrics
             # Its values are those of the weights that the job begins with.
-            if event.validation and resumed.ledger.finished and same_sources(resumed.evaluated, event.validation):
+            if (
+                event.validation
+                and resumed.ledger.finished
+                and same_sources(resumed.evaluated, event.validation)
+            ):
                 evaluation.final_done = True
             return resumed.ledger
         case Action.TRAIN:
