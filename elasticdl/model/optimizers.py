@@ -11,7 +11,7 @@ from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec
 from elasticdl.errors import UserError
 from elasticdl.model.callbacks import LearningRateScheduler
 from elasticdl.model.module import ModelModule
-from elasticdl.model.usercode import user_code
+from elasticdl.model.usercode import place, user_code
 
 Optimizer: TypeAlias = Any
 """A `keras.optimizers.Optimizer` (the package has no types)."""
@@ -115,8 +115,11 @@ def learning_rate(optimizer: Optimizer) -> Any:  # noqa: ANN401 - Keras has no t
     return float(rate.numpy())
 
 
-def schedule_of(module: ModelModule) -> Callable[[int], float] | None:
-    """The learning rate by version, if `callbacks()` of the module has a scheduler."""
+def schedule_of(module: ModelModule, optimizer: Optimizer) -> Callable[[int], float] | None:
+    """The learning rate by version, if `callbacks()` of the module has a scheduler.
+
+    Raises UserError if the optimizer has a schedule of its own, too.
+    """
     if module.callbacks is None:
         return None
     with user_code("callbacks", module.zoo):
@@ -125,5 +128,13 @@ def schedule_of(module: ModelModule) -> Callable[[int], float] | None:
             for callback in module.callbacks() or ()
             if isinstance(callback, LearningRateScheduler)
         ]
+    if not schedulers:
+        return None
+    if not isinstance(learning_rate(optimizer), float):
+        raise UserError(
+            f"{place(module.callbacks)}: callbacks has a LearningRateScheduler, but the learning"
+            " rate of the optimizer is a schedule or a function, too",
+            hint="remove one of them",
+        )
     # The last one wins: Keras runs callbacks in order, and each sets the rate.
-    return schedulers[-1].schedule if schedulers else None
+    return schedulers[-1].schedule

@@ -282,6 +282,19 @@ def test_a_job_that_only_evaluates_has_tests_only() -> None:
     assert diary.entries == [("test begins",), ("test ends", {"auc": 0.9})]
 
 
+def test_a_callback_reads_the_rate_of_the_last_scheduler() -> None:
+    inputs = keras.Input((1,))
+    model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
+    callbacks = [
+        LearningRateScheduler(lambda version: 0.5),
+        LearningRateScheduler(lambda version: 0.25),
+        keras.callbacks.Callback(),
+    ]
+    sgd = keras.optimizers.SGD(1.0)
+    JobCallbacks(callbacks, Occasion(model, "/zoo", Outbox(), lambda _: None, False, optimizer=sgd))
+    assert float(model.optimizer.learning_rate) == 0.25
+
+
 def test_a_callback_reads_the_rate_and_the_iterations_of_the_servers_optimizer() -> None:
     version = 0
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay([10], [0.5, 0.25])

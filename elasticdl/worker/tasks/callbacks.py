@@ -85,9 +85,11 @@ class JobCallbacks:
         ]
         self._version = 0
         if occasion.optimizer is not None and self._users:
-            schedule = next(
-                (one.schedule for one in callbacks if isinstance(one, LearningRateScheduler)), None
-            )
+            schedules = [
+                one.schedule for one in callbacks if isinstance(one, LearningRateScheduler)
+            ]
+            # The last one sets the rate, as in `schedule_of`.
+            schedule = schedules[-1] if schedules else None
             occasion.model.optimizer = OptimizerView(
                 occasion.optimizer, lambda: self._version, schedule
             )
