@@ -109,6 +109,10 @@ class _Verbs(click.Group):
         if args and args[0] not in VERBS and not args[0].startswith("-"):
             import difflib
 
+            if args[0] == "resume":
+                ctx.fail(
+                    "No such command 'resume': run `elasticdl train -f JOB_DIR/job.yaml --resume`."
+                )
             near = difflib.get_close_matches(args[0], VERBS, n=1)
             ctx.fail(
                 f"No such command {args[0]!r}. "

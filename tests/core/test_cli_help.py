@@ -83,3 +83,8 @@ def test_every_verb_is_in_one_group_of_the_overview(capsys: pytest.CaptureFixtur
     assert all(f"\n  {verb} " in text for verb in VERBS) and all(
         f"\n{title}:\n" in text for title in GROUPS
     )
+
+
+def test_resume_is_a_flag_and_the_error_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["resume", "first"]) == 2
+    assert "`elasticdl train -f JOB_DIR/job.yaml --resume`" in capsys.readouterr().err

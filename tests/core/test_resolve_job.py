@@ -87,6 +87,11 @@ def test_where_it_was_looked_for_is_told(here: Path) -> None:
         and "in ./jobs there are digits" in caught.value.hint
     )
     with (
+        pytest.raises(PermanentError, match=r"there is no job in /x/iris; no cluster"),
+        resolve_job(JobQuery("/x/iris")),
+    ):
+        pass
+    with (
         pytest.raises(PermanentError, match=r"there is no job in x/iris$") as caught,
         resolve_job(JobQuery(job_dir="x/iris")),
     ):

@@ -68,7 +68,8 @@ def resolve_job(query: JobQuery) -> Iterator[Job]:
             if _holds_a_job(directory):
                 yield DirectoryJob(directory)
                 return
-        query = replace(query, places=tuple(map(str, places)))
+        # An absolute path is the same in both.
+        query = replace(query, places=tuple(dict.fromkeys(map(str, places))))
     if query.job_dir:
         raise NoSuchJob(f"there is no job in {query.job_dir}", hint=_known())
     yield from _on_cluster(query, certain=on_cluster)

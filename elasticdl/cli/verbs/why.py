@@ -85,7 +85,8 @@ def _in_all(totals: Mapping[str, Any]) -> list[str]:
         lines.append(
             "ended: "
             + ", ".join(
-                f"{count:,} {cause.replace('_', ' ')}" for cause, count in sorted(exits.items())
+                f"{count:,} {cause.replace('_', ' ')}{_meaning(cause)}"
+                for cause, count in sorted(exits.items())
             )
         )
     waited = {awaited_text(what): seconds for what, seconds in totals["waited_s"].items()}
@@ -102,6 +103,22 @@ def _in_all(totals: Mapping[str, Any]) -> list[str]:
             f" {worst} at most"
         )
     return lines
+
+
+_MEANINGS = {
+    "drained": "left as it was told to",
+    "preempted": "gave its place to a pod of higher priority",
+    "evicted": "its node had to free resources, or is being emptied",
+    "node_drained": "its node is being emptied",
+    "fenced": "was replaced, and refused from then on",
+    "straggler": "far slower than the others",
+    "stranded": "gave up waiting for the master or for servers",
+}
+
+
+def _meaning(cause: str) -> str:
+    """What a cause says that its name alone does not, in brackets."""
+    return f" ({_MEANINGS[cause]})" if cause in _MEANINGS else ""
 
 
 def _time(receipt: Receipt | None) -> list[str]:
