@@ -22,12 +22,12 @@ _ASKED = frozenset({signal.SIGTERM, signal.SIGINT})
 class RestartLimits:
     """How often a master is started again while the job makes no progress.
 
-    `delays_s` are the pauses before the restarts of masters that lived less than `short_s`, one
+    `pauses_s` are the pauses before the restarts of masters that lived less than `short_s`, one
     after the other; after the last one the job ends. `most` bounds masters that lived longer, too.
     """
 
     short_s: float = 30.0
-    delays_s: tuple[float, ...] = (0.0, 0.0, 0.5, 1.0, 2.0)
+    pauses_s: tuple[float, ...] = (0.0, 0.0, 0.5, 1.0, 2.0)
     most: int = 20
 
 
@@ -63,9 +63,9 @@ class Restarts:
             self._short = self._fruitless = 0
         self._fruitless += 1
         self._short = self._short + 1 if lived_s < self._limits.short_s else 0
-        if self._short > len(self._limits.delays_s) or self._fruitless > self._limits.most:
+        if self._short > len(self._limits.pauses_s) or self._fruitless > self._limits.most:
             return None
-        return self._limits.delays_s[self._short - 1] if self._short else 0.0
+        return self._limits.pauses_s[self._short - 1] if self._short else 0.0
 
 
 def ended_on_purpose(status: ExitStatus) -> bool:

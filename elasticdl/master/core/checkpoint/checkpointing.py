@@ -328,11 +328,11 @@ class Checkpointing:
         if self._is_counted(snapshot):
             self.intervals.count_from(version)
         now_s = self._context.now_s
-        delays_s = now_s if self._ordered_s is None else self._ordered_s
+        delayed_since_s = now_s if self._ordered_s is None else self._ordered_s
         hurried, final = snapshot == self._hurried, self._cut_is_final
         pause_s = 0.0 if hurried or final else self._pause_s
         self.saving = Saving(
-            snapshot, version, now_s, delays_s, final, ledger, mark, paced=pause_s > 0
+            snapshot, version, now_s, delayed_since_s, final, ledger, mark, paced=pause_s > 0
         )
         held = self._context.loading
         self._context.orders.give(
@@ -382,7 +382,7 @@ class Checkpointing:
             return
         if written is not None:
             self.newest_cut_s = max(self.newest_cut_s, written.since_s)
-            self.intervals.early.saved(written.delays_s)
+            self.intervals.early.saved(written.delayed_since_s)
         # The last checkpoint may replace one of the same version that was just announced.
         known = any(saved.path == event.path for saved in self.complete.saved)
         self.complete.add(event, written, late=late)
@@ -420,7 +420,7 @@ class Checkpointing:
     def _pause_after(self, saving: Saving, paused_s: float) -> None:
         self._delayed(saving)
         if self._is_counted(saving.id):
-            self.intervals.saved(saving.delays_s, paused_s)
+            self.intervals.saved(saving.delayed_since_s, paused_s)
 
     def failed(self, snapshot: SnapshotId, reason: str) -> bool:
         """Handle a failed cut or save. False if it is not a checkpoint's."""

@@ -103,13 +103,15 @@ class Intervals:
         """Count time from now: the last checkpoint was given up."""
         self._counts_from_s = self._context.now_s
 
-    def saved(self, delays_s: float, paused_s: float) -> None:
-        """Count time from now: a checkpoint is complete that has delayed the job since `delays_s`.
+    def saved(self, delayed_since_s: float, paused_s: float) -> None:
+        """Count time from now: a checkpoint is complete.
+
+        It has delayed the job since `delayed_since_s`.
 
         Servers paused for `paused_s` of that time, which they left to training.
         """
         now_s = self._context.now_s
-        self._took_s = now_s - paused_s - delays_s
+        self._took_s = now_s - paused_s - delayed_since_s
         if self._context.spec.checkpoints_at:
             # An upload may take longer than the interval, and must not follow another at once.
             paused_s = min(paused_s, self.seconds / 2)

@@ -15,7 +15,7 @@ class Saving:
     id: SnapshotId
     version: int
     since_s: float
-    delays_s: float
+    delayed_since_s: float
     """Since when it has delayed the job."""
     final: bool
     ledger: str

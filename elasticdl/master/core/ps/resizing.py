@@ -160,7 +160,7 @@ class Resizing:
             self._fail(problem)
         elif move.stage in (Stage.STARTING, Stage.LOADING):
             self._prepare(move)
-        elif move.stage is Stage.RESTORING and self._restored(move) == move.to.number:
+        elif move.stage is Stage.RESTORING and self._restored_number(move) == move.to.number:
             self._commit(move)
 
     def _begin(self, number: int) -> None:
@@ -239,7 +239,7 @@ class Resizing:
         processes = (self._context.processes.server(index) for index in servers.indices)
         return [process for process in processes if process is not None]
 
-    def _restored(self, move: Move) -> int:
+    def _restored_number(self, move: Move) -> int:
         return sum(server.attached for server in self._going(move.to))
 
     def _commit(self, move: Move) -> None:
@@ -470,5 +470,5 @@ class Resizing:
             did = f"{len(move.loaded)} of {move.to.number} new servers have loaded checkpoint"
             yield f"{what}: {did} {max(1, move.rounds)}; training goes on"
         else:
-            did = f"{self._restored(move)} of {move.to.number} new servers have restored it"
+            did = f"{self._restored_number(move)} of {move.to.number} new servers have restored it"
             yield f"{what}: workers wait; the checkpoint is {move.stage}, {did}"
