@@ -556,6 +556,13 @@ def test_a_resumed_job_is_evaluated_again_on_other_data_and_after_more_epochs() 
     other = Bench(validation_data="v", checkpoint_steps=5)
     other.start(ledger=json.dumps(ledger), version=5, restore_from="version-5")
     assert other.state.status().phase == "evaluating"
+    other.attach(other.ps(0), other.worker(1), restored=5)
+    other.cut(5)
+    while (lease := other.lease(1)).task is not Task.SUMMARY:
+        other.finish(1, lease)
+    other.put(e.SummaryReported(0, other.worker(1), present(lease.round), {"loss": 0.25}))
+    kept = json.loads(cut(other).ledger)["evaluated"]
+    assert kept == json.loads(save.ledger)["evaluated"], "or each resume would evaluate it again"
     more = Bench(validation_data="v", checkpoint_steps=5, num_epochs=2)
     more.start(ledger=save.ledger, version=5, restore_from="version-5")
     more.attach(more.ps(0), more.worker(1), restored=5)

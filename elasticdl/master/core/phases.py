@@ -234,6 +234,8 @@ class Phases:
         """Whether the checkpoint that the job began with is its last one, too."""
         if self._context.spec.checkpoint_copies:
             return False  # Its copy may be missing, or be at another address.
+        if self._evaluation.final_done and self._evaluation.results:
+            return False  # Its ledger does not say yet that it was evaluated.
         work = self._context.work
         # Lost weights are trained again.
         return self._had_all and work is not None and not work.done_by.total()

@@ -106,9 +106,8 @@ class Intervals:
     def saved(self, delayed_since_s: float, paused_s: float) -> None:
         """Count time from now: a checkpoint is complete.
 
-        It has delayed the job since `delayed_since_s`.
-
-        Servers paused for `paused_s` of that time, which they left to training.
+        It has delayed the job since `delayed_since_s`. Servers paused for `paused_s` of that time,
+        which they left to training.
         """
         now_s = self._context.now_s
         self._took_s = now_s - paused_s - delayed_since_s
