@@ -270,7 +270,7 @@ def version_in_name(directory: Path) -> int | None:
 def _versions(checkpoints: Path) -> Sequence[tuple[int, Path]]:
     """Complete checkpoints with their versions, newest first."""
     numbered = []
-    with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError, NotADirectoryError):
         for directory in checkpoints.iterdir():
             name = _NAME.fullmatch(directory.name)
             if name and (directory / MANIFEST).exists():

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from elasticdl.checkpoint.directories import complete_ones
 from elasticdl.checkpoint.layout import MANIFEST, directory_name
 from elasticdl.checkpoint.manifest import Manifest
 from elasticdl.checkpoint.strategy import as_trained
@@ -98,3 +99,8 @@ def test_the_job_that_is_settled_and_the_one_that_a_pod_finds_are_made_so(tmp_pa
         settle(Request(Action.EVALUATE, given)), Owner("ns", "a", "uid"), replaces=False
     )
     assert read_spec(directory).training.distribution_strategy is Strategy.ALLREDUCE
+
+
+def test_a_file_holds_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert list(complete_ones(tmp_path / "file")) == []

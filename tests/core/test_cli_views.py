@@ -348,6 +348,12 @@ def test_a_supervisor_that_left_no_word_never_counts_as_done(tmp_path: Path, cod
         and "without recording an outcome" in error.message
         and "master-0.log" in error.hint
     )
+    assert "no space" not in error.message
+
+
+def test_a_supervisor_that_left_no_word_on_a_full_disk_is_told_with_the_cause() -> None:
+    outcome = outcome_of(JobDirectory(Path("/proc/self")), 1, interrupted=False)  # It has 0 bytes.
+    assert outcome.message.endswith("; no space is left for /proc/self")
 
 
 def test_a_master_that_was_killed_leaves_a_job_that_can_go_on(tmp_path: Path) -> None:

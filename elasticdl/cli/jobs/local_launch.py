@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
 import threading
 import time
@@ -30,6 +31,8 @@ MASTER_COMMAND = (sys.executable, "-m", "elasticdl.master.main")
 WORKER_IMPORTS = ("elasticdl.worker.lifecycle:preload",)
 """A name only: neither command nor supervisor imports TensorFlow."""
 POLL_S = 0.5
+_LITTLE_BYTES = 64 * 1024
+"""With less free space a master cannot record its outcome."""
 STOP_GRACE_S = 300.0
 """Time limit of a drain with a last checkpoint, in case the master hangs."""
 
@@ -233,11 +236,19 @@ def outcome_of(directory: JobDirectory, code: int, *, interrupted: bool) -> Outc
         message = (
             message or f"its supervisor ended by {exit_words(code)} without recording an outcome"
         )
-        outcome, _ = killed_end(directory, message)
+        outcome, _ = killed_end(directory, f"{message}{_full_disk(directory)}")
         if not interrupted:
             return replace(outcome, exit_code=code if code > 0 else ExitCode.JOB_FAILED)
         outcome = replace(outcome, message="ended at once")
     return replace(outcome, exit_code=ExitCode.INTERRUPTED, hint=resume_hint(directory))
+
+
+def _full_disk(directory: JobDirectory) -> str:
+    """Why no outcome may be recorded, as words that follow how a job ended; '' if not for that."""
+    with suppress(OSError):
+        if shutil.disk_usage(directory.path).free < _LITTLE_BYTES:
+            return f"; no space is left for {directory.path}"
+    return ""
 
 
 def refusal_of(directory: JobDirectory, outcome: Outcome) -> ElasticDLError | None:
