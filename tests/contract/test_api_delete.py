@@ -28,15 +28,12 @@ PATH = "/api/v1/namespaces/ns/pods/w"
         (403, "u", True),
     ],
 )
-def test_a_conflict_is_the_end_of_an_object_only_if_its_uid_was_asked_for(
+async def test_a_conflict_is_the_end_of_an_object_only_if_its_uid_was_asked_for(
     code: int, uid: str, refused: bool
 ) -> None:
     async def answer(_: web.Request) -> web.Response:
         return web.json_response(status(code, "Conflict", "no"), status=code)
 
-    async def scenario() -> None:
+    with pytest.raises(ApiRefused, match="no") if refused else nullcontext():
         async with connected(web.delete(PATH, answer)) as api, asyncio.timeout(20.0):
             await api.delete(PATH, uid=uid)
-
-    with pytest.raises(ApiRefused, match="no") if refused else nullcontext():
-        asyncio.run(scenario())

@@ -71,21 +71,18 @@ def test_a_lost_answer_is_found_again() -> None:
     assert create(server) == [MADE]
 
 
-def test_a_server_that_is_too_busy_gets_the_pause_that_it_asks_for_from_everybody() -> None:
+async def test_a_server_that_is_too_busy_gets_the_pause_that_it_asks_for_from_everybody() -> None:
     server = Server()
     busy = (429, status(429, "TooManyRequests"), {"Retry-After": "1"})
     server.posts = [busy, *[(201, MADE, {})] * 6]
     began_s = time.monotonic()
 
-    async def scenario() -> None:
-        async with serving(server) as api, asyncio.timeout(20):
-            creator = Creator(api, "mine", SystemClock())
-            first = asyncio.ensure_future(creator.create(PODS, POD))
-            await until_async("the server was asked", lambda: server.bodies)
-            await asyncio.sleep(0.1)
-            await asyncio.gather(first, *(creator.create(PODS, POD) for _ in range(5)))
-
-    asyncio.run(scenario())
+    async with serving(server) as api, asyncio.timeout(20):
+        creator = Creator(api, "mine", SystemClock())
+        first = asyncio.ensure_future(creator.create(PODS, POD))
+        await until_async("the server was asked", lambda: server.bodies)
+        await asyncio.sleep(0.1)
+        await asyncio.gather(first, *(creator.create(PODS, POD) for _ in range(5)))
     assert time.monotonic() - began_s >= 1.0
     assert len(server.bodies) == 7
 

@@ -147,18 +147,15 @@ def test_check_tells_what_starts_together() -> None:
     )
 
 
-def test_a_master_makes_the_group_that_belongs_to_its_job(tmp_path: Path) -> None:
+async def test_a_master_makes_the_group_that_belongs_to_its_job(tmp_path: Path) -> None:
     cluster = SmallCluster()
     cluster.put(f"{CORE}/pods", {"metadata": {"name": "j-abcde"}})
     group = job_pod_group(spec(), OWNER, KUBERNETES)
 
-    async def provide() -> None:
-        async with serving(cluster) as api:
-            resources = KubernetesResources(api, OWNER, "j-abcde", tmp_path, pod_group=group)
-            await resources.take_over(MasterLease(api, OWNER, "j-abcde", SystemClock()))
-            await resources.provide()
-
-    asyncio.run(provide())
+    async with serving(cluster) as api:
+        resources = KubernetesResources(api, OWNER, "j-abcde", tmp_path, pod_group=group)
+        await resources.take_over(MasterLease(api, OWNER, "j-abcde", SystemClock()))
+        await resources.provide()
     path = "/apis/scheduling.k8s.io/v1beta1/namespaces/ns/podgroups/j"
     assert cluster.objects[path]["spec"] == group["spec"]
     assert cluster.objects[path]["metadata"]["ownerReferences"][0]["uid"] == OWNER.uid

@@ -131,51 +131,41 @@ def with_job(cluster: Cluster) -> Owner:
 
 
 @pytest.mark.parametrize("count", range(len(ALL) + 1))
-def test_a_master_killed_after_any_object_leaves_only_what_goes_with_the_job(
+async def test_a_master_killed_after_any_object_leaves_only_what_goes_with_the_job(
     count: int, tmp_path: Path
 ) -> None:
     cluster = Cluster(count)
     owner = with_job(cluster)
 
-    async def story() -> None:
-        async with serving(cluster) as api:
-            await cluster.run(master(cluster, api, owner, tmp_path))
-            assert len(cluster.made) == count
-            await api.delete(f"{JOBS}/iris", {"propagationPolicy": "Background"})
-
-    asyncio.run(story())
+    async with serving(cluster) as api:
+        await cluster.run(master(cluster, api, owner, tmp_path))
+        assert len(cluster.made) == count
+        await api.delete(f"{JOBS}/iris", {"propagationPolicy": "Background"})
     assert cluster.objects == {}
 
 
 @pytest.mark.parametrize("count", range(len(ALL)))
-def test_the_next_master_has_all_that_it_needs_whenever_the_one_before_was_killed(
+async def test_the_next_master_has_all_that_it_needs_whenever_the_one_before_was_killed(
     count: int, tmp_path: Path
 ) -> None:
     cluster = Cluster(count)
     owner = with_job(cluster)
 
-    async def story() -> None:
-        async with serving(cluster) as api:
-            assert not await cluster.run(master(cluster, api, owner, tmp_path))
-            before = {
-                one["metadata"]["uid"]
-                for one in cluster.objects.values()
-                if one.get("kind") == "Pod"
-            }
-            cluster.kill_after = -1
-            assert await cluster.run(master(cluster, api, owner, tmp_path))
-            pods = {
-                one["metadata"]["uid"]
-                for one in cluster.objects.values()
-                if one.get("kind") == "Pod"
-            }
-            assert before <= pods, "processes of the master before run on"
-
-    asyncio.run(story())
+    async with serving(cluster) as api:
+        assert not await cluster.run(master(cluster, api, owner, tmp_path))
+        before = {
+            one["metadata"]["uid"] for one in cluster.objects.values() if one.get("kind") == "Pod"
+        }
+        cluster.kill_after = -1
+        assert await cluster.run(master(cluster, api, owner, tmp_path))
+        pods = {
+            one["metadata"]["uid"] for one in cluster.objects.values() if one.get("kind") == "Pod"
+        }
+        assert before <= pods, "processes of the master before run on"
     assert cluster.kinds() == sorted(["Job iris", *everything(owner.uid)])
 
 
-def test_the_next_master_gives_a_new_worker_a_place_that_no_pod_has() -> None:
+async def test_the_next_master_gives_a_new_worker_a_place_that_no_pod_has() -> None:
     cluster = Cluster(-1)
     owner = with_job(cluster)
 
@@ -193,17 +183,14 @@ def test_the_next_master_gives_a_new_worker_a_place_that_no_pod_has() -> None:
         finally:
             await processes.leave()
 
-    async def story() -> None:
-        async with serving(cluster) as api:
-            await start(api, 0, 1)
-            await start(api, 5)
-
-    asyncio.run(story())
+    async with serving(cluster) as api:
+        await start(api, 0, 1)
+        await start(api, 5)
     place = cluster.objects[f"{CORE}/pods/iris-worker-5"]["metadata"]["labels"][PLACE_LABEL]
     assert place == "3"
 
 
-def test_the_pods_of_workers_come_after_those_of_servers_that_were_ordered_before() -> None:
+async def test_the_pods_of_workers_come_after_those_of_servers_that_were_ordered_before() -> None:
     """The scheduler puts a worker near the servers that exist."""
     cluster = Cluster(-1)
     owner = with_job(cluster)
@@ -212,18 +199,15 @@ def test_the_pods_of_workers_come_after_those_of_servers_that_were_ordered_befor
         next(busy, None) if method == "POST" and body["metadata"]["name"] == "iris-ps-0" else None
     )
 
-    async def story() -> None:
-        async with serving(cluster) as api:
-            processes = KubernetesCluster(api, owner, lambda one: pod_plan(SPEC, one.name.role))
-            names = [ProcessName(Role.PS, 0), ProcessName(Role.WORKER, 0)]
-            try:
-                await asyncio.gather(
-                    *(processes.create(ProcessSpec(name, ("train",))) for name in names)
-                )
-            finally:
-                await processes.leave()
-
-    asyncio.run(story())
+    async with serving(cluster) as api:
+        processes = KubernetesCluster(api, owner, lambda one: pod_plan(SPEC, one.name.role))
+        names = [ProcessName(Role.PS, 0), ProcessName(Role.WORKER, 0)]
+        try:
+            await asyncio.gather(
+                *(processes.create(ProcessSpec(name, ("train",))) for name in names)
+            )
+        finally:
+            await processes.leave()
     made = [path.rpartition("/")[2] for path in cluster.objects if "/pods/" in path]
     assert made == ["iris-abcde", "iris-ps-0", "iris-worker-0"]
 

@@ -19,7 +19,7 @@ def plan(_spec: ProcessSpec) -> PodPlan:
 
 
 @pytest.mark.parametrize("when", ["list", "watch"])
-def test_an_error_of_our_own_is_raised_to_whoever_observes_and_does_not_end_in_silence(
+async def test_an_error_of_our_own_is_raised_to_whoever_observes_and_does_not_end_in_silence(
     when: str,
 ) -> None:
     stray = item("u", 1)
@@ -28,7 +28,7 @@ def test_an_error_of_our_own_is_raised_to_whoever_observes_and_does_not_end_in_s
     server.lists = [[stray] if when == "list" else []]
     server.watches = [sends(change("ADDED", stray))]
 
-    async def scenario() -> None:
+    with pytest.raises(TypeError):
         async with serving(server) as api, asyncio.timeout(20):
             cluster = KubernetesCluster(api, Owner("ns", "job", "uid"), plan)
             try:
@@ -36,6 +36,3 @@ def test_an_error_of_our_own_is_raised_to_whoever_observes_and_does_not_end_in_s
                     pass
             finally:
                 await cluster.close()
-
-    with pytest.raises(TypeError):
-        asyncio.run(scenario())

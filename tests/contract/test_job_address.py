@@ -682,13 +682,18 @@ def test_a_file_of_flags_that_is_not_there_is_a_wrong_flag(server: ObjectStore) 
 
 
 @pytest.mark.parametrize("why", ["its owner cannot be read", "it has another owner"])
-def test_a_master_copies_at_once_and_tells_once_that_it_cannot_and_that_it_can_again(
+async def test_a_master_copies_at_once_and_tells_once_that_it_cannot_and_that_it_can_again(
     why: str, server: ObjectStore, on: Callable[[str], WorkingDirectory]
 ) -> None:
     on("a")
     events: list[Announce] = []
 
-    async def master() -> None:
+    with running(times=SILENT) as directory:
+        owner = server.get("jobs/iris/owner.json")
+
+        def write_owner() -> None:
+            server.put("jobs/iris/owner.json", owner)
+
         copy = DirectoryCopy(ADDRESS, events.append, Pace(0.05, 0.0))
         copy.start()
         try:
@@ -703,13 +708,5 @@ def test_a_master_copies_at_once_and_tells_once_that_it_cannot_and_that_it_can_a
             await until_async("it is told", lambda: len(events) == 2)
         finally:
             await asyncio.to_thread(copy.close)
-
-    with running(times=SILENT) as directory:
-        owner = server.get("jobs/iris/owner.json")
-
-        def write_owner() -> None:
-            server.put("jobs/iris/owner.json", owner)
-
-        asyncio.run(master())
     assert [event.level for event in events] == ["warning", "info"]
     assert "copied to s3://bucket/jobs/iris: " in events[0].text

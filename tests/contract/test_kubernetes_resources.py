@@ -329,28 +329,25 @@ def test_a_pod_that_somebody_holds_does_not_keep_the_next_master_waiting(
         "services/iris",
     ],
 )
-def test_what_somebody_deletes_while_the_job_runs_is_made_again(
+async def test_what_somebody_deletes_while_the_job_runs_is_made_again(
     cluster: SmallCluster, tmp_path: Path, gone: str
 ) -> None:
 
-    async def story() -> None:
-        async with serving(cluster) as api:
-            resources = KubernetesResources(
-                api, OWNER, "iris-abcde", tmp_path, replace(QUICK, keep_every_s=0.05)
-            )
-            token = (await provided(api, resources)).token
-            tokens = ProcessSecrets(api, OWNER, lambda name: f"token of {name}")
-            await tokens.provide(ProcessName.parse("worker-3"))
-            before = cluster.objects.pop(f"{CORE}/{gone}")
-            keeping = asyncio.ensure_future(resources.keep(token, tokens))
-            again = await until_async(
-                f"{gone} is made again", lambda: cluster.objects.get(f"{CORE}/{gone}")
-            )
-            keeping.cancel()
-            assert again["metadata"]["uid"] != before["metadata"]["uid"]
-            assert {**again, "metadata": None} == {**before, "metadata": None}
-
-    asyncio.run(story())
+    async with serving(cluster) as api:
+        resources = KubernetesResources(
+            api, OWNER, "iris-abcde", tmp_path, replace(QUICK, keep_every_s=0.05)
+        )
+        token = (await provided(api, resources)).token
+        tokens = ProcessSecrets(api, OWNER, lambda name: f"token of {name}")
+        await tokens.provide(ProcessName.parse("worker-3"))
+        before = cluster.objects.pop(f"{CORE}/{gone}")
+        keeping = asyncio.ensure_future(resources.keep(token, tokens))
+        again = await until_async(
+            f"{gone} is made again", lambda: cluster.objects.get(f"{CORE}/{gone}")
+        )
+        keeping.cancel()
+        assert again["metadata"]["uid"] != before["metadata"]["uid"]
+        assert {**again, "metadata": None} == {**before, "metadata": None}
     assert cluster.names() == sorted([*MADE, "iris-tokens-uid-1-worker-0"])
 
 

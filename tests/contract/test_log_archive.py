@@ -115,106 +115,94 @@ def lines(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def test_a_log_is_copied_while_its_process_runs_and_to_its_end(tmp_path: Path) -> None:
+async def test_a_log_is_copied_while_its_process_runs_and_to_its_end(tmp_path: Path) -> None:
     path = tmp_path / "logs" / "worker-0.log"
 
-    async def scenario() -> None:
-        node = Node(job_worker_0=[(0, "one")])
-        async with archiving(node, tmp_path / "logs") as archive:
-            archive.changed(pod(0))
-            await until_async("the first line is copied", lambda: lines(path)[1:] == ["one"])
-            archive.changed(pod(0, leaving=True))
-            archive.gone(pod(0, leaving=True))
-            await node.print("job-worker-0", 1, "last words")
-            await node.end("job-worker-0")
-            await archive.finish(10)
-        assert len(node.queries) == 1
-
-    asyncio.run(scenario())
+    node = Node(job_worker_0=[(0, "one")])
+    async with archiving(node, tmp_path / "logs") as archive:
+        archive.changed(pod(0))
+        await until_async("the first line is copied", lambda: lines(path)[1:] == ["one"])
+        archive.changed(pod(0, leaving=True))
+        archive.gone(pod(0, leaving=True))
+        await node.print("job-worker-0", 1, "last words")
+        await node.end("job-worker-0")
+        await archive.finish(10)
+    assert len(node.queries) == 1
     header, *printed = lines(path)
     assert header.startswith("=== worker-0, copied from its pod since 20")
     assert printed == ["one", "last words"]
 
 
-def test_a_pod_that_had_ended_is_copied_once_and_one_that_waits_not_yet(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        node = Node(job_ps_0_1=[(0, "first")])
-        await node.end("job-ps-0-1")
-        async with archiving(node, tmp_path) as archive:
-            archive.changed(pod(0, role=Role.PS, incarnation=1, waiting=True))
-            archive.changed(pod(0, role=Role.PS, incarnation=1, ended=True))
-            archive.changed(pod(0, role=Role.PS, incarnation=1, ended=True, leaving=True))
-            await archive.finish(10)
-        assert len(node.queries) == 1
+async def test_a_pod_that_had_ended_is_copied_once_and_one_that_waits_not_yet(
+    tmp_path: Path,
+) -> None:
 
-    asyncio.run(scenario())
+    node = Node(job_ps_0_1=[(0, "first")])
+    await node.end("job-ps-0-1")
+    async with archiving(node, tmp_path) as archive:
+        archive.changed(pod(0, role=Role.PS, incarnation=1, waiting=True))
+        archive.changed(pod(0, role=Role.PS, incarnation=1, ended=True))
+        archive.changed(pod(0, role=Role.PS, incarnation=1, ended=True, leaving=True))
+        await archive.finish(10)
+    assert len(node.queries) == 1
     assert lines(tmp_path / "ps-0.log")[1:] == ["first"]
 
 
-def test_the_next_master_copies_only_what_is_new(tmp_path: Path) -> None:
+async def test_the_next_master_copies_only_what_is_new(tmp_path: Path) -> None:
     path = tmp_path / "worker-0.log"
-
-    async def scenario() -> None:
-        node = Node(job_worker_0=[(0, "old"), (60, "new")])
-        async with archiving(node, tmp_path) as archive:
-            archive.changed(pod(0))
-            await until_async("the new line is copied", lambda: lines(path)[-1:] == ["new"])
 
     path.write_text("=== worker-0 ===\nold\n")
     os.utime(path, (FIRST.timestamp() + 30,) * 2)
-    asyncio.run(scenario())
+    node = Node(job_worker_0=[(0, "old"), (60, "new")])
+    async with archiving(node, tmp_path) as archive:
+        archive.changed(pod(0))
+        await until_async("the new line is copied", lambda: lines(path)[-1:] == ["new"])
     assert [line for line in lines(path) if "===" not in line] == ["old", "new"]
 
 
-def test_a_log_that_is_gone_or_a_directory_that_cannot_be_written_is_no_error(
+async def test_a_log_that_is_gone_or_a_directory_that_cannot_be_written_is_no_error(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        node = Node(job_worker_1=[(0, "one")])
-        await node.end("job-worker-1")
-        async with archiving(node, tmp_path / "file" / "logs") as archive:
-            archive.changed(pod(0, ended=True))
-            archive.changed(pod(1, ended=True))
-            await archive.finish(10)
-        assert len(node.queries) == 2
 
     (tmp_path / "file").touch()
-    asyncio.run(scenario())
-    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+    node = Node(job_worker_1=[(0, "one")])
+    await node.end("job-worker-1")
+    async with archiving(node, tmp_path / "file" / "logs") as archive:
+        archive.changed(pod(0, ended=True))
+        archive.changed(pod(1, ended=True))
+        await archive.finish(10)
+    assert len(node.queries) == 2
+    assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_long_log_loses_its_older_half_in_whole_lines(tmp_path: Path) -> None:
+async def test_a_long_log_loses_its_older_half_in_whole_lines(tmp_path: Path) -> None:
     limits = ArchiveLimits(file_bytes=10_000)
 
-    async def scenario() -> None:
-        node = Node(job_worker_0=[(0, f"line {number:06d}") for number in range(2_000)])
-        await node.end("job-worker-0")
-        async with archiving(node, tmp_path, limits) as archive:
-            archive.changed(pod(0, ended=True))
-            await archive.finish(10)
-
-    asyncio.run(scenario())
+    node = Node(job_worker_0=[(0, f"line {number:06d}") for number in range(2_000)])
+    await node.end("job-worker-0")
+    async with archiving(node, tmp_path, limits) as archive:
+        archive.changed(pod(0, ended=True))
+        await archive.finish(10)
     path = tmp_path / "worker-0.log"
     assert lines(path)[-1] == "line 001999" and path.stat().st_size <= 10_000
     assert all(len(line) == 11 for line in lines(path))
-    assert list(tmp_path.iterdir()) == [path]
+    assert os.listdir(tmp_path) == [path.name]
 
 
-def test_the_oldest_logs_are_removed_for_new_ones_and_the_masters_is_not(tmp_path: Path) -> None:
+async def test_the_oldest_logs_are_removed_for_new_ones_and_the_masters_is_not(
+    tmp_path: Path,
+) -> None:
     limits = ArchiveLimits(all_bytes=20_000, recount_bytes=1_000)
 
-    async def scenario() -> None:
-        node = Node(**{f"job_worker_{index}": [(0, "x" * 1000)] for index in range(60)})
-        node.ended = set(node.lines)
-        async with archiving(node, tmp_path, limits) as archive:
-            for index in range(60):
-                archive.changed(pod(index, ended=True))
-            await archive.finish(20)
-
     (tmp_path / "master-0.log").write_text("the master's own")
-    asyncio.run(scenario())
+    node = Node(**{f"job_worker_{index}": [(0, "x" * 1000)] for index in range(60)})
+    node.ended = set(node.lines)
+    async with archiving(node, tmp_path, limits) as archive:
+        for index in range(60):
+            archive.changed(pod(index, ended=True))
+        await archive.finish(20)
     assert (tmp_path / "master-0.log").exists()
-    assert 5_000 < sum(path.stat().st_size for path in tmp_path.iterdir()) < 22_000
+    assert 5_000 < sum(os.stat(tmp_path / name).st_size for name in os.listdir(tmp_path)) < 22_000
 
 
 async def test_of_too_many_live_pods_those_that_end_are_copied(tmp_path: Path) -> None:

@@ -236,7 +236,7 @@ class Wire(asyncio.Transport):
         self.reads = True
 
 
-def test_orders_stay_queued_while_the_connection_drops_them() -> None:
+async def test_orders_stay_queued_while_the_connection_drops_them() -> None:
     orders = OrderStreams(0)
     name = ProcessName(Role.WORKER, 0)
 
@@ -246,7 +246,8 @@ def test_orders_stay_queued_while_the_connection_drops_them() -> None:
                 async for order in stream:
                     yield pb.Order(drain=repr(order))
 
-    async def story() -> None:
+    with socket.socket() as unused:
+        wire = Wire(unused, 2)
         orders.put(name, Drain("one", 30.0))
         orders.put(name, Drain("two", 30.0))
         server = CallServer(lambda caller: TOKEN)
@@ -263,13 +264,11 @@ def test_orders_stay_queued_while_the_connection_drops_them() -> None:
         came = [await anext(next_stream) for _ in range(3)]
         assert came[1:] == [Drain("one", 30.0), Drain("two", 30.0)]
 
+
+async def test_a_client_that_reads_no_answers_is_not_read() -> None:
+
     with socket.socket() as unused:
-        wire = Wire(unused, 2)
-        asyncio.run(story())
-
-
-def test_a_client_that_reads_no_answers_is_not_read() -> None:
-    async def story() -> None:
+        wire = Wire(unused)
         server = CallServer(lambda caller: TOKEN)
         server.serve(Service(), check)
         connection = call_server._Connection(server)
@@ -286,10 +285,6 @@ def test_a_client_that_reads_no_answers_is_not_read() -> None:
         for _ in range(3):
             await asyncio.sleep(0)
         assert wire.reads and len(wire.written) == 10
-
-    with socket.socket() as unused:
-        wire = Wire(unused)
-        asyncio.run(story())
 
 
 async def test_who_knows_an_earlier_master_only_learns_that_before_it_calls() -> None:
@@ -402,21 +397,19 @@ def test_a_thread_that_cannot_start_fails_the_call_and_not_the_next_one(
         master.close()
 
 
-def test_all_addresses_are_those_of_both_versions_of_ip() -> None:
-    async def story() -> None:
-        server = CallServer(lambda caller: TOKEN)
-        server.serve(Service(), check)
-        port = await server.start("::", 0)
-        try:
-            for address in (f"127.0.0.1:{port}", f"[::1]:{port}"):
-                async with client(address, TOKEN) as one:
-                    assert (await status(one)).status == "fine"
-        finally:
-            await server.close()
+async def test_all_addresses_are_those_of_both_versions_of_ip() -> None:
 
     if not socket.has_dualstack_ipv6():
         pytest.skip("this machine has no IPv6")
-    asyncio.run(story())
+    server = CallServer(lambda caller: TOKEN)
+    server.serve(Service(), check)
+    port = await server.start("::", 0)
+    try:
+        for address in (f"127.0.0.1:{port}", f"[::1]:{port}"):
+            async with client(address, TOKEN) as one:
+                assert (await status(one)).status == "fine"
+    finally:
+        await server.close()
 
 
 async def test_who_proves_itself_gets_a_place_that_strangers_hold(

@@ -184,7 +184,7 @@ async def test_a_start_that_fails_leaves_no_open_port(
     assert await is_closed(ports[0])
 
 
-def test_the_outcome_is_recorded_before_the_master_waits_for_a_store(
+async def test_the_outcome_is_recorded_before_the_master_waits_for_a_store(
     left: Left, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A master that is ended at once is killed some seconds later."""
@@ -198,12 +198,9 @@ def test_the_outcome_is_recorded_before_the_master_waits_for_a_store(
     async def ended(*_: object) -> FinishJob:
         return FinishJob(ExitCode.INTERRUPTED, "ended at once by a second signal")
 
-    async def story() -> None:
-        platform = LocalPlatform()
-        master = Master(environment, SPEC, platform, CallPort.of(environment))
-        await lifecycle._finish(master, environment, platform)
-
     monkeypatch.setattr(JobRecord, "close", waits)
     monkeypatch.setattr(lifecycle, "_run", ended)
-    asyncio.run(story())
+    platform = LocalPlatform()
+    master = Master(environment, SPEC, platform, CallPort.of(environment))
+    await lifecycle._finish(master, environment, platform)
     assert before == [ExitCode.INTERRUPTED]

@@ -59,7 +59,7 @@ async def test_servers_of_an_earlier_master_are_expected() -> None:
     assert servers.attach(ps(1), "there") is await waiting
 
 
-def test_calls_to_a_server_end_with_it_even_if_its_next_process_came_before() -> None:
+async def test_calls_to_a_server_end_with_it_even_if_its_next_process_came_before() -> None:
     class Noted(Control):
         def __init__(self, name: ProcessName) -> None:
             self.name = name
@@ -70,24 +70,23 @@ def test_calls_to_a_server_end_with_it_even_if_its_next_process_came_before() ->
     def connect(name: ProcessName, address: str) -> Any:
         return Noted(name)
 
-    async def story() -> None:
-        servers = PsRegistry(1, connect, RETURNS_S)
-        servers.attach(ps(0), "here")
-        newer = servers.attach(ps(0, 1), "there")
-        await servers.leave(ps(0))
-        assert closed == [ps(0)] and servers.attached() == (newer,)
-        await servers.close()
-        assert closed == [ps(0), ps(0, 1)] and not servers.attached()
-
     closed: list[ProcessName] = []
-    asyncio.run(story())
+    servers = PsRegistry(1, connect, RETURNS_S)
+    servers.attach(ps(0), "here")
+    newer = servers.attach(ps(0, 1), "there")
+    await servers.leave(ps(0))
+    assert closed == [ps(0)] and servers.attached() == (newer,)
+    await servers.close()
+    assert closed == [ps(0), ps(0, 1)] and not servers.attached()
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
-def test_only_a_server_that_stays_and_never_answers_is_an_error_in_the_log(
+async def test_only_a_server_that_stays_and_never_answers_is_an_error_in_the_log(
     is_gone: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story() -> None:
+
+    tries: list[int] = []
+    with caplog.at_level(logging.DEBUG, logger="elasticdl"):
         server = registry().attach(ps(0), "here")
 
         async def fails(_control: object) -> int:
@@ -101,10 +100,6 @@ def test_only_a_server_that_stays_and_never_answers_is_an_error_in_the_log(
             fails, "drop of view 6", tries=2, pause_s=pauses.__getitem__, level=logging.DEBUG
         )
         assert await answer is None
-
-    tries: list[int] = []
-    with caplog.at_level(logging.DEBUG, logger="elasticdl"):
-        asyncio.run(story())
     told = [(one.levelname, one.message) for one in caplog.records if one.name != "asyncio"]
     first = ("DEBUG", "drop of view 6 at ps-0, attempt 1: away")
     last = ("ERROR", "drop of view 6 at ps-0, attempt 2: away")

@@ -631,30 +631,28 @@ async def test_a_log_is_followed_by_its_offset_and_letters_stay_whole(tmp_path: 
         assert read == text
 
 
-def test_who_has_no_token_keeps_no_connection_and_writes_nothing_into_the_log(
+async def test_who_has_no_token_keeps_no_connection_and_writes_nothing_into_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story() -> None:
-        async with staged(tmp_path) as stage, browser(stage) as session:
-            for method, path, more in (
-                ("GET", "/", {}),
-                ("GET", "/static/nothing", {}),
-                ("GET", "/no/such/thing", {}),
-                ("POST", "/session", {"json": {"token": "wrong"}}),
-                (
-                    "POST",
-                    "/session",
-                    {
-                        "data": b"abcde",
-                        "headers": {"Content-Encoding": "gzip", "Content-Type": "application/json"},
-                    },
-                ),
-            ):
-                async with session.request(method, path, **more) as answer:
-                    assert answer.headers.get("Connection") == "close", path
-                    assert answer.status < 500, await answer.text()
-            async with session.get("/api/v1/status", headers=BEARER) as answer:
-                assert answer.status == 200 and answer.headers.get("Connection") != "close"
 
-    asyncio.run(story())
+    async with staged(tmp_path) as stage, browser(stage) as session:
+        for method, path, more in (
+            ("GET", "/", {}),
+            ("GET", "/static/nothing", {}),
+            ("GET", "/no/such/thing", {}),
+            ("POST", "/session", {"json": {"token": "wrong"}}),
+            (
+                "POST",
+                "/session",
+                {
+                    "data": b"abcde",
+                    "headers": {"Content-Encoding": "gzip", "Content-Type": "application/json"},
+                },
+            ),
+        ):
+            async with session.request(method, path, **more) as answer:
+                assert answer.headers.get("Connection") == "close", path
+                assert answer.status < 500, await answer.text()
+        async with session.get("/api/v1/status", headers=BEARER) as answer:
+            assert answer.status == 200 and answer.headers.get("Connection") != "close"
     assert caplog.records == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from functools import partial
 from pathlib import Path
@@ -324,18 +323,16 @@ async def test_prometheus_reads_the_numbers(page: Page) -> None:
         assert 'elasticdl_records_expected{job="iris"} 6400.0' in await answer.text()
 
 
-def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with (
-            staged(tmp_path / "a") as first,
-            staged(tmp_path / "b") as second,
-            browser(second),
-        ):
-            with pytest.raises(OSError, match="address already in use"):
-                await Stage(tmp_path / "c", first.core._context.spec).server.start(
-                    "127.0.0.1", first.port
-                )
+async def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
 
     for name in "abc":
         (tmp_path / name).mkdir()
-    asyncio.run(story())
+    async with (
+        staged(tmp_path / "a") as first,
+        staged(tmp_path / "b") as second,
+        browser(second),
+    ):
+        with pytest.raises(OSError, match="address already in use"):
+            await Stage(tmp_path / "c", first.core._context.spec).server.start(
+                "127.0.0.1", first.port
+            )

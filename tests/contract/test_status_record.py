@@ -89,16 +89,15 @@ async def test_the_page_gives_the_same_story_as_the_directory_and_a_report_is_ma
     )
 
 
-def test_a_page_without_the_token_and_one_that_is_gone_are_told_in_words(tmp_path: Path) -> None:
+async def test_a_page_without_the_token_and_one_that_is_gone_are_told_in_words(
+    tmp_path: Path,
+) -> None:
     addresses = []
 
-    async def scene() -> None:
-        async with staged(tmp_path) as stage:
-            addresses.append(stage.url)
-            with pytest.raises(PermanentError, match="token is missing or wrong"):
-                await asyncio.to_thread(get_json, f"{stage.url}/#token=no", "/api/v1/snapshot")
-
-    asyncio.run(scene())
+    async with staged(tmp_path) as stage:
+        addresses.append(stage.url)
+        with pytest.raises(PermanentError, match="token is missing or wrong"):
+            await asyncio.to_thread(get_json, f"{stage.url}/#token=no", "/api/v1/snapshot")
     with pytest.raises(TransientError, match="cannot reach the master's page"):
         get_json(f"{addresses[0]}/#token={TOKEN}", "/api/v1/snapshot")
 

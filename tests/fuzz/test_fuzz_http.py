@@ -71,27 +71,24 @@ async def answered(stage: Stage, data: bytes) -> bytes:
     return answer
 
 
-def test_a_request_is_answered_or_hung_up_on(
+async def test_a_request_is_answered_or_hung_up_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(status_stage, "LIMIT_S", fuzz_s() + 60)
-
-    async def story() -> None:
-        async with staged(tmp_path) as stage:
-            for choose in rounds("requests"):
-                data = request(choose, stage.host)
-                answer = await answered(stage, data)
-                if not answer:
-                    continue
-                protocol, status, _ = answer.split(b" ", 2)
-                assert protocol.startswith(b"HTTP/"), (data, answer)
-                assert int(status) < 500 or int(status) in (501, 505), (data, answer)
-            async with browser(stage, headers=BEARER) as session:
-                await works(session)
 
     async def works(session: aiohttp.ClientSession) -> None:
         async with session.get("/api/v1/status") as answer:
             assert answer.status == 200
 
-    asyncio.run(story())
+    async with staged(tmp_path) as stage:
+        for choose in rounds("requests"):
+            data = request(choose, stage.host)
+            answer = await answered(stage, data)
+            if not answer:
+                continue
+            protocol, status, _ = answer.split(b" ", 2)
+            assert protocol.startswith(b"HTTP/"), (data, answer)
+            assert int(status) < 500 or int(status) in (501, 505), (data, answer)
+        async with browser(stage, headers=BEARER) as session:
+            await works(session)
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []

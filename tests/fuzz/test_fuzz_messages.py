@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from functools import partial
 from pathlib import Path
@@ -111,30 +110,27 @@ async def status_of(address: str, method: str, data: bytes, name: str) -> Any:
     return grpc.StatusCode.OK, ""
 
 
-def test_a_message_is_taken_or_refused(
+async def test_a_message_is_taken_or_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(status_stage, "LIMIT_S", fuzz_s() + 60)
 
-    async def story() -> None:
-        async with staged(tmp_path) as stage:
-            welcome = Welcome(TOKEN, 1, lambda: "{}", lambda: "")
-            stage.gateway.train_in_steps(stage.turns)
-            service = MasterService(stage.inbox, stage.gateway, welcome, lambda: "{}", stage.core)
-            server = CallServer(partial(proof_of, token=TOKEN))
-            server.serve(service, service.refusal)
-            address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
-            try:
-                for choose in rounds("messages"):
-                    method, message = choose.choice(sorted(REQUESTS.items()))
-                    name = choose.choice(["worker-0", "worker-1", "ps-0", "cli"])
-                    data = changed(message, choose)
-                    code, details = await status_of(address, method, data, name)
-                    assert code in EXPECTED, (method, name, code, details)
-                empty = pb.StatusRequest().SerializeToString()
-                assert (await status_of(address, "Status", empty, "cli"))[0].name == "OK"
-            finally:
-                await server.close()
-
-    asyncio.run(story())
+    async with staged(tmp_path) as stage:
+        welcome = Welcome(TOKEN, 1, lambda: "{}", lambda: "")
+        stage.gateway.train_in_steps(stage.turns)
+        service = MasterService(stage.inbox, stage.gateway, welcome, lambda: "{}", stage.core)
+        server = CallServer(partial(proof_of, token=TOKEN))
+        server.serve(service, service.refusal)
+        address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
+        try:
+            for choose in rounds("messages"):
+                method, message = choose.choice(sorted(REQUESTS.items()))
+                name = choose.choice(["worker-0", "worker-1", "ps-0", "cli"])
+                data = changed(message, choose)
+                code, details = await status_of(address, method, data, name)
+                assert code in EXPECTED, (method, name, code, details)
+            empty = pb.StatusRequest().SerializeToString()
+            assert (await status_of(address, "Status", empty, "cli"))[0].name == "OK"
+        finally:
+            await server.close()
     assert [record for record in caplog.records if record.exc_info] == []
