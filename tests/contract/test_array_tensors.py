@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -73,8 +74,7 @@ def test_every_tensor_is_on_the_host_whatever_the_default_device(array: Floats) 
 
 
 def test_what_a_worker_pulls_is_not_copied() -> None:
-    stage = Stage(1)
-    try:
+    with closing(Stage(1)) as stage:
         pool = stage.pool("worker-0")
         spec = counting_spec(dense=SIZE)
         pool.initialise(spec, np.zeros(SIZE, np.float32), timeout_s=LIMIT_S)
@@ -82,8 +82,6 @@ def test_what_a_worker_pulls_is_not_copied() -> None:
         assert pulled.dense is not None
         for array in (pulled.dense, *pulled.rows):
             assert address(tensor_of(array)) == array.ctypes.data
-    finally:
-        stage.close()
 
 
 def test_the_memory_lives_as_long_as_the_tensor() -> None:

@@ -14,7 +14,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 
 import numpy as np
 import pytest
@@ -368,44 +368,33 @@ def test_packed_pushes_that_wait_take_the_memory_of_what_was_sent() -> None:
 
 
 def test_a_model_of_absurd_size_is_refused() -> None:
-    stage = Stage(1)
-    try:
+    with closing(Stage(1)) as stage:
         with Raw(stage.addresses[0]) as raw:
             raw.greet()
             status, message = raw.ask(INITIALISE, initialise(encoded_spec(2**50)))
             assert status == USER and b"more than 268435456 dense weights" in message
         assert not stage.servers[0].has_state
-    finally:
-        stage.close()
 
 
 def test_a_model_without_its_values_is_refused_before_it_takes_memory() -> None:
-    stage = Stage(1)
-    try:
-        with Raw(stage.addresses[0]) as raw:
-            raw.greet()
-            before = peak_bytes()
-            adam = 1
-            status, message = raw.ask(INITIALISE, initialise(encoded_spec(2**28, rule=adam)))
-            assert status == USER and b"0 dense values for a slice of 268435456" in message
-            assert peak_bytes() - before < 50 << 20
-    finally:
-        stage.close()
+    with closing(Stage(1)) as stage, Raw(stage.addresses[0]) as raw:
+        raw.greet()
+        before = peak_bytes()
+        adam = 1
+        status, message = raw.ask(INITIALISE, initialise(encoded_spec(2**28, rule=adam)))
+        assert status == USER and b"0 dense values for a slice of 268435456" in message
+        assert peak_bytes() - before < 50 << 20
 
 
 def test_a_request_for_rows_takes_memory_for_those_that_exist() -> None:
-    stage = Stage(1)
-    try:
-        with Raw(stage.addresses[0]) as raw:
-            raw.greet()
-            spec = encoded_spec(tables=[(1 << 16, b"wide")])
-            assert raw.ask(INITIALISE, initialise(spec, 6))[0] == OK
-            before = peak_bytes()
-            rows = struct.pack("<qIIQQ", -1, 0, 0, 0, 2**64 - 1)
-            assert raw.ask(ROWS, rows) == (OK, struct.pack("<QQ", 0, 0))
-            assert peak_bytes() - before < 50 << 20
-    finally:
-        stage.close()
+    with closing(Stage(1)) as stage, Raw(stage.addresses[0]) as raw:
+        raw.greet()
+        spec = encoded_spec(tables=[(1 << 16, b"wide")])
+        assert raw.ask(INITIALISE, initialise(spec, 6))[0] == OK
+        before = peak_bytes()
+        rows = struct.pack("<qIIQQ", -1, 0, 0, 0, 2**64 - 1)
+        assert raw.ask(ROWS, rows) == (OK, struct.pack("<QQ", 0, 0))
+        assert peak_bytes() - before < 50 << 20
 
 
 @pytest.mark.parametrize(
@@ -422,27 +411,20 @@ def test_a_name_that_no_process_has_is_refused_at_the_greeting(stage: Stage, nam
 
 
 def test_a_spec_that_is_no_text_is_refused() -> None:
-    stage = Stage(1)
-    try:
+    with closing(Stage(1)) as stage:
         with Raw(stage.addresses[0]) as raw:
             raw.greet()
             for spec in (encoded_spec(json=b"\xff"), encoded_spec(tables=[(2, b"t\xc3")])):
                 status, message = raw.ask(INITIALISE, initialise(spec, 6))
                 assert status == USER and b"UTF-8" in message
         assert not stage.servers[0].has_state
-    finally:
-        stage.close()
 
 
 def test_a_version_that_leaves_no_room_to_count_is_refused() -> None:
-    stage = Stage(1)
-    try:
-        with Raw(stage.addresses[0]) as raw:
-            raw.greet()
-            status, message = raw.ask(INITIALISE, initialise(encoded_spec(), 6, 2**63 - 1))
-            assert status == USER and b"version" in message
-    finally:
-        stage.close()
+    with closing(Stage(1)) as stage, Raw(stage.addresses[0]) as raw:
+        raw.greet()
+        status, message = raw.ask(INITIALISE, initialise(encoded_spec(), 6, 2**63 - 1))
+        assert status == USER and b"version" in message
 
 
 def fuzzed(choose: random.Random) -> tuple[int, bytes]:

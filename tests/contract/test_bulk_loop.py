@@ -9,7 +9,7 @@ import resource
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import numpy as np
 import pytest
@@ -138,18 +138,14 @@ def test_pushes_for_a_step_that_is_being_applied_keep_no_pull_waiting(stepping: 
 
 
 def test_peers_that_do_not_read_keep_nobody_waiting() -> None:
-    stage = staged(dense=2_000_000)
-    try:
-        with ExitStack() as stack:
-            for _ in range(MORE_THAN_THREADS):
-                raw = stack.enter_context(Raw(stage.addresses[0]))
-                assert raw.greet(pushes=0)[0] == OK
-                raw.send_frame(PULL, struct.pack("<qIIQ", -1, 1, 1, 0))
-            assert pulls(stage)
-            status, answer = raw.answer()
-            assert status == OK and len(answer) == 16 + 4 * 2_000_000
-    finally:
-        stage.close()
+    with closing(staged(dense=2_000_000)) as stage, ExitStack() as stack:
+        for _ in range(MORE_THAN_THREADS):
+            raw = stack.enter_context(Raw(stage.addresses[0]))
+            assert raw.greet(pushes=0)[0] == OK
+            raw.send_frame(PULL, struct.pack("<qIIQ", -1, 1, 1, 0))
+        assert pulls(stage)
+        status, answer = raw.answer()
+        assert status == OK and len(answer) == 16 + 4 * 2_000_000
 
 
 def test_requests_sent_ahead_are_answered_in_their_order(stage: Stage) -> None:
@@ -184,8 +180,7 @@ def test_a_member_without_a_place_is_told_to_raise_the_limit() -> None:
 
 
 def test_rows_wider_than_a_piece_of_a_reply_arrive_whole() -> None:
-    stage = Stage(1)
-    try:
+    with closing(Stage(1)) as stage:
         spec = ParametersSpec(
             optimizer=OptimizerSpec(kind=OptimizerKind.SGD),
             dense=(DenseSpec(path="w", shape=(1,)),),
@@ -198,5 +193,3 @@ def test_rows_wider_than_a_piece_of_a_reply_arrive_whole() -> None:
         again = pool.pull([as_ids([3])], timeout_s=LIMIT_S).rows[0]
         assert rows.shape == (3, 1 << 16) and rows.dtype == np.float64
         np.testing.assert_array_equal(rows[2], again[0])
-    finally:
-        stage.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -89,15 +90,12 @@ def test_a_client_in_clear_text_is_refused(stage: Stage) -> None:
 
 
 def test_a_client_does_not_fall_back_to_clear_text(authority: Authority) -> None:
-    stage = Stage(1)
-    try:
+    with closing(Stage(1)) as stage:
         trusted = authority.certificate
         said = refused(
             stage, ServerPool(stage.addresses, "worker-0", shown(1, "worker-0"), authority=trusted)
         )
         assert "TLS handshake" in said
-    finally:
-        stage.close()
 
 
 def test_another_process_of_the_job_cannot_act_as_a_server(authority: Authority) -> None:
@@ -144,8 +142,7 @@ def test_clocks_may_differ_and_jobs_may_be_long(behind: timedelta) -> None:
 
 @pytest.mark.parametrize("secured", [False, True])
 def test_an_eavesdropper_sees_tensors_only_without_tls(authority: Authority, secured: bool) -> None:
-    stage = Stage(1, authority=authority if secured else None)
-    try:
+    with closing(Stage(1, authority=authority if secured else None)) as stage:
         network = stage.behind(BadNetwork(stage.addresses[0], seed=0, breaks=0))
         pool = stage.pool("worker-77", addresses=[network.address])
         values = np.random.default_rng(0).normal(size=64).astype(np.float32)
@@ -156,8 +153,6 @@ def test_an_eavesdropper_sees_tensors_only_without_tls(authority: Authority, sec
         overheard = network.overheard
         assert [secret in overheard for secret in secrets] == [not secured] * 3
         assert TOKEN.encode() not in overheard
-    finally:
-        stage.close()
 
 
 def test_strangers_who_begin_no_handshake_keep_nobody_out(stage: Stage) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -77,14 +78,11 @@ def test_a_long_activity_is_told_to_the_core_once_and_once_more_when_it_is_over(
 
 
 def test_a_member_of_a_ring_tells_where_it_is(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, on_ring=True)
-    try:
+    with closing(Stage(tmp_path, on_ring=True)) as stage:
         stage.worker().report(
             Report(ring=RingReport(ready=True, entered=2, version=944, number=9, offset=-1))
         )
         told = stage.core.wait_for(happened.RingReported)
-    finally:
-        stage.close()
     assert (told.version, told.number, told.offset) == (944, 9, -1)
 
 

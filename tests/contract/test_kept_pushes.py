@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -228,8 +228,7 @@ def test_what_servers_lack_is_known_after_the_parameters_moved_to_others(
     with pytest.raises(TransientError):
         job.pool.meet(timeout_s=0.1 if away else 2.0)
     directory = job.checkpoint()
-    there = Stage(3, first=2)
-    try:
+    with closing(Stage(3, first=2)) as there:
         for k, server in enumerate(there.servers):
             restore(server, place(there, k), directory)
         job.pool.move(there.addresses, 2, shown(3, "worker-0", first=2))
@@ -242,8 +241,6 @@ def test_what_servers_lack_is_known_after_the_parameters_moved_to_others(
         job.pool.move(there.addresses, 2)
         assert job.pool.meet(timeout_s=LIMIT_S) == {there.addresses[2]: 0}
         assert {server.version for server in there.servers} == {there.servers[0].version}
-    finally:
-        there.close()
 
 
 def test_a_cut_does_not_wait_for_pushes_that_cannot_be_made_again(
@@ -331,8 +328,7 @@ def test_workers_make_their_own_pushes_again_and_weights_count_them_all(tmp_path
 
 
 def test_a_push_that_is_tried_again_is_not_lost_with_a_server_between_the_tries() -> None:
-    stage = Stage(2)
-    try:
+    with closing(Stage(2)) as stage:
         pool = stage.pool(kept_bytes=ENOUGH)
         pool.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
 
@@ -351,8 +347,6 @@ def test_a_push_that_is_tried_again_is_not_lost_with_a_server_between_the_tries(
         assert push(3).met == {}
         # The new one got the weights that the worker had, and this push.
         assert [server.statistics()["pushes"] for server in stage.servers] == [1, 3]
-    finally:
-        stage.close()
 
 
 def test_what_a_server_took_along_in_the_middle_of_a_push_is_known() -> None:

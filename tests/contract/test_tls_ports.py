@@ -10,7 +10,7 @@ import socket
 import ssl
 import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -73,21 +73,17 @@ wrong = pytest.mark.parametrize("shown,trusted,words", WRONG.values(), ids=WRONG
 
 @contextmanager
 def master(directory: Path, certified: CertifiedKey | None) -> Iterator[Stage]:
-    stage = Stage(directory, certified=certified)
-    try:
+    with closing(Stage(directory, certified=certified)) as stage:
         yield stage
-    finally:
-        stage.close()
 
 
 @contextmanager
 def client(address: str, authority: str | None, away_s: float = LIMIT_S) -> Iterator[MasterClient]:
     token = process_token(TOKEN, "worker-1")
-    made = MasterClient(address, token, "worker-1", away_s=away_s, authority=authority)
-    try:
+    with closing(
+        MasterClient(address, token, "worker-1", away_s=away_s, authority=authority)
+    ) as made:
         yield made
-    finally:
-        made.close()
 
 
 # calls to the master
@@ -120,13 +116,12 @@ def test_an_eavesdropper_sees_calls_and_their_proof_only_without_tls(
     tmp_path: Path, secured: bool
 ) -> None:
     certified = AUTHORITY.certified_key([MASTER_NAME]) if secured else None
-    with master(tmp_path, certified) as stage:
-        network = BadNetwork(stage.address, seed=0, breaks=0)
-        try:
-            with client(network.address, TRUSTED if secured else None) as worker:
-                worker.attach()
-        finally:
-            network.close()
+    with (
+        master(tmp_path, certified) as stage,
+        closing(BadNetwork(stage.address, seed=0, breaks=0)) as network,
+        client(network.address, TRUSTED if secured else None) as worker,
+    ):
+        worker.attach()
     overheard = network.overheard
     proof = proof_to_master(process_token(TOKEN, "worker-1")).encode()
     assert overheard and [text in overheard for text in (proof, b"checkpoints/version-5")] == [

@@ -8,7 +8,7 @@ import resource
 import shutil
 import struct
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -76,15 +76,12 @@ def made_to_match(directory: Path) -> None:
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    stage = Stage(1)
-    try:
+    with closing(Stage(1)) as stage:
         pool = stage.pool()
         pool.initialise(rich_spec(), np.zeros(37, np.float32), timeout_s=20)
         pool.pull([np.arange(300), np.arange(5)], timeout_s=20)
         train(stage, rich_spec(), 1)
         return checkpoint(stage, tmp_path_factory.mktemp("checkpoint"))
-    finally:
-        stage.close()
 
 
 def test_a_part_is_restored_or_corrupted(good: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -207,8 +208,7 @@ def test_exported_towers_answer_as_on_the_servers_for_any_number_of_candidates(
     reader = open_data(module, data("ratings", 6400) / "train.npz", {})
     training = batches(module, reader, Task.TRAINING, 256, 1)
     features, _ = next(training)
-    stage = Stage(2)
-    try:
+    with closing(Stage(2)) as stage:
         servers = OnServers(module, {}, features)
         servers.begin(stage.pool())
         for _ in range(5):
@@ -222,8 +222,6 @@ def test_exported_towers_answer_as_on_the_servers_for_any_number_of_candidates(
             (answer,) = serve(**asked).values()
             np.testing.assert_allclose(answer, servers.predict(asked), rtol=1e-4, atol=1e-6)
             assert np.std(answer) > 0.01
-    finally:
-        stage.close()
 
 
 def test_the_planted_optimum_is_better_than_its_parts(data: Callable[..., Path]) -> None:

@@ -5,6 +5,7 @@ parameter servers on loopback, and the step of a ring with one member.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -245,8 +246,7 @@ def train_alike(case: Case, folder: Path) -> Curves:
     schedule = _schedule(module)
     systems: Any = {"plain": plain, "ring": ring, "servers": servers}
     losses: dict[str, list[float]] = {name: [] for name in systems}
-    stage = Stage(2)
-    try:
+    with closing(Stage(2)) as stage:
         servers.begin(stage.pool())
         training = batches(module, reader, Task.TRAINING, case.size, case.epochs)
         for number, batch in enumerate(training):
@@ -255,8 +255,6 @@ def train_alike(case: Case, folder: Path) -> Curves:
         reader = open_data(module, folder / f"{case.test}.{case.suffix}", case.reader_params)
         data = list(batches(module, reader, Task.EVALUATION, EVALUATED))
         on_servers = servers.evaluate(data)
-    finally:
-        stage.close()
     apart = max(
         float(np.max(np.abs(mine.numpy() - theirs.numpy())))
         for mine, theirs in zip(plain.model.weights, ring.model.weights, strict=True)
