@@ -7,6 +7,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import re
 import tempfile
 from itertools import pairwise
 from pathlib import Path
@@ -156,21 +157,30 @@ def test_names_can_be_given_with_and_without_a_header(tmp_path: Path) -> None:
     )
 
 
-def test_a_header_alone_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "words", "hint"),
+    [
+        ("a,b\n", " has no records", ""),
+        (
+            "5.1,3.5,setosa\n4.9,3.0,setosa\n",
+            ":1: the header looks like data: 5.1, 3.5, setosa",
+            "header=false",
+        ),
+        (
+            'a,b\n1,2\n3,"4\n5,6\n7,8\n',
+            ":3: a quote in this row is never closed (offset 8)",
+            "quoting=false",
+        ),
+    ],
+)
+def test_a_missing_or_lonely_header_and_an_open_quote_are_told_with_their_line(
+    tmp_path: Path, text: str, words: str, hint: str
+) -> None:
     path = tmp_path / "data.csv"
-    path.write_text("a,b\n")
-    with pytest.raises(UserError, match=r"data\.csv has no records"):
-        open_reader(str(path), {}).sources()
-
-
-def test_a_missing_header_is_noticed_instead_of_losing_the_first_record(tmp_path: Path) -> None:
-    path = tmp_path / "data.csv"
-    path.write_text("5.1,3.5,setosa\n4.9,3.0,setosa\n")
-    with pytest.raises(
-        UserError, match=r"data\.csv:1: the header looks like data: 5\.1, 3\.5, setosa"
-    ) as caught:
-        open_reader(str(path), {}).sources()
-    assert "header=false" in caught.value.hint
+    path.write_text(text)
+    with pytest.raises(UserError, match=re.escape(f"data.csv{words}")) as caught:
+        open_reader(str(path), {}, max_bad_records=99).sources()
+    assert hint in caught.value.hint
 
 
 def test_the_first_bad_row_is_told_with_its_line_before_anything_starts(tmp_path: Path) -> None:
@@ -203,31 +213,27 @@ def test_lines_are_right_far_into_the_file(tmp_path: Path) -> None:
     assert blocks[-1].bad_examples[0].startswith(f"{path}:20002: ")
 
 
-def test_a_quote_that_is_never_closed_is_told_with_its_line(tmp_path: Path) -> None:
+def test_without_quoting_a_quote_is_a_character(tmp_path: Path) -> None:
     path = tmp_path / "data.csv"
     path.write_text('a,b\n1,2\n3,"4\n5,6\n7,8\n')
-    with pytest.raises(
-        UserError, match=r"data\.csv:3: a quote in this row is never closed \(offset 8\)"
-    ) as caught:
-        open_reader(str(path), {}, max_bad_records=99).sources()
-    assert "quoting=false" in caught.value.hint
     assert rows_of(path, {"quoting": False})[0] == [["1", "2"], ["3", '"4'], ["5", "6"], ["7", "8"]]
 
 
-def test_files_with_other_columns_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "1.csv").write_text("a,b\n1,2\n")
-    (tmp_path / "2.csv").write_text("b,a\n1,2\n")
-    with pytest.raises(
-        UserError, match=r"2\.csv has other columns than .*1\.csv: b, a, expected a, b"
-    ):
-        open_reader(str(tmp_path), {}).sources()
-
-
-def test_headless_files_with_another_number_of_columns_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "1.csv").write_text("1,2\n")
-    (tmp_path / "2.csv").write_text("1,2,3\n")
-    with pytest.raises(UserError, match=r"2\.csv has other columns"):
-        open_reader(str(tmp_path), {"header": False}).sources()
+@pytest.mark.parametrize(
+    ("texts", "header", "words"),
+    [
+        (("a,b\n1,2\n", "b,a\n1,2\n"), True, r" than .*1\.csv: b, a, expected a, b"),
+        (("1,2\n", "1,2,3\n"), False, ""),
+    ],
+    ids=["a header", "headless"],
+)
+def test_files_with_other_columns_are_refused(
+    tmp_path: Path, texts: tuple[str, str], header: bool, words: str
+) -> None:
+    for number, text in enumerate(texts, 1):
+        (tmp_path / f"{number}.csv").write_text(text)
+    with pytest.raises(UserError, match=rf"2\.csv has other columns{words}"):
+        open_reader(str(tmp_path), {"header": header}).sources()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import keras
@@ -227,8 +227,7 @@ def test_the_same_gradients_give_the_same_bits_in_any_order() -> None:
     seen = set()
     for seed in range(4):
         choose = random.Random(seed)
-        stage = SteppedStage(1 + seed % 2, 3, spec, turns=len(parts))
-        try:
+        with closing(SteppedStage(1 + seed % 2, 3, spec, turns=len(parts))) as stage:
             for number in range(1, 4):
                 order = list(parts)
                 choose.shuffle(order)
@@ -253,19 +252,14 @@ def test_the_same_gradients_give_the_same_bits_in_any_order() -> None:
             pulled = stage.pools[0].pull(all_ids, timeout_s=LIMIT_S)
             assert pulled.dense is not None
             seen.add(b"".join(one.tobytes() for one in (pulled.dense, *pulled.rows)))
-        finally:
-            stage.close()
     assert len(seen) == 1
 
 
 def test_a_server_that_lost_its_pushes_leaves_them_out() -> None:
-    stage = SteppedStage(1, 2)
-    try:
+    with closing(SteppedStage(1, 2)) as stage:
         push(stage.pools[0], gradient(1, 1.0), stage)
         stage.apply(1, ("worker-0", 1, 1.0), ("worker-1", 9, 1.0))
         np.testing.assert_array_equal(stage.dense()[:6], [-1.0] * 6)
-    finally:
-        stage.close()
 
 
 # The same as Keras
@@ -361,8 +355,9 @@ def trained_in_steps(
         module, {"rows": ROWS}, threshold_bytes=0 if served else 1 << 30, seed=3, features=None
     )
     step = CompiledStep(ps_model, module)
-    stage = SteppedStage(servers, workers, ps_model.parameters, ps_model.dense(), SLOTS)
-    try:
+    with closing(
+        SteppedStage(servers, workers, ps_model.parameters, ps_model.dense(), SLOTS)
+    ) as stage:
         start = stage.weights(ps_model)
         sequences = [0] * workers
         for number, begin in enumerate(range(0, len(every), SLOTS), 1):
@@ -389,8 +384,6 @@ def trained_in_steps(
                 named.append((f"worker-{worker}", sequences[worker], outcome.examples))
             stage.apply(number, *named)
         return start, stage.weights(ps_model)
-    finally:
-        stage.close()
 
 
 def check_equal(

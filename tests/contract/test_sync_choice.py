@@ -85,25 +85,21 @@ def test_an_evaluation_has_no_steps() -> None:
     assert not chosen(job(Action.EVALUATE), keras.optimizers.SGD(**MOMENTUM)).sync
 
 
-def test_a_small_minibatch_is_not_shared_and_the_job_warns() -> None:
-    choice = chosen(job(minibatch_size=15), keras.optimizers.SGD(**MOMENTUM))
-    assert not choice.sync
-    assert choice.level == "warning"
-    assert "--minibatch-size" in choice.text
-
-
-def test_clipped_gradients_are_not_shared_and_the_job_warns() -> None:
-    choice = chosen(job(), keras.optimizers.SGD(clipnorm=1.0, **MOMENTUM))
-    assert not choice.sync
-    assert choice.level == "warning"
-    assert "AllreduceStrategy" in choice.text
-
-
-def test_workers_without_a_part_are_named() -> None:
-    choice = chosen(job(num_workers=16), keras.optimizers.SGD(**MOMENTUM))
-    assert choice.sync
-    assert choice.level == "warning"
-    assert "8 of 16 workers" in choice.text
+@pytest.mark.parametrize(
+    ("flags", "rule", "sync", "words"),
+    [
+        ({"minibatch_size": 15}, MOMENTUM, False, "--minibatch-size"),
+        ({}, {"clipnorm": 1.0, **MOMENTUM}, False, "AllreduceStrategy"),
+        ({"num_workers": 16}, MOMENTUM, True, "8 of 16 workers"),
+    ],
+    ids=["small minibatches", "clipped gradients", "workers without a part"],
+)
+def test_what_is_not_shared_or_not_by_all_is_a_warning(
+    flags: dict[str, Any], rule: dict[str, Any], sync: bool, words: str
+) -> None:
+    choice = chosen(job(**flags), keras.optimizers.SGD(**rule))
+    assert (choice.sync, choice.level) == (sync, "warning")
+    assert words in choice.text
 
 
 SHARES, WARNS, SILENT = (True, "info"), (False, "warning"), (False, "info")

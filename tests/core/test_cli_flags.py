@@ -216,13 +216,6 @@ def test_a_flag_whose_value_has_parts_takes_json(capsys: pytest.CaptureFixture[s
         assert "--model-params" in capsys.readouterr().err
 
 
-def test_an_unknown_flag_is_an_error_that_names_the_nearest(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert run(["train", *NEEDED, "--num-worker", "3"]) == 2
-    assert "'--num-workers'" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("verb", ["train", "evaluate", "check"])
 def test_a_flag_of_the_original_is_told_what_takes_its_place(
     verb: str, capsys: pytest.CaptureFixture[str]
@@ -268,13 +261,6 @@ def test_variables_in_the_original_form_get_a_word() -> None:
     assert not said
     settle(Request(Action.TRAIN, {**flags, "envs": "A=1,B=2"}), said.append)
     assert said == ["--envs: A is '1,B=2'; a semicolon begins another variable"]
-
-
-def test_an_unknown_verb_is_an_error_that_names_the_nearest(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert run(["trian"]) == 2
-    assert "Did you mean 'train'?" in capsys.readouterr().err
 
 
 def test_a_beginning_of_a_flag_is_not_that_flag(capsys: pytest.CaptureFixture[str]) -> None:
@@ -418,9 +404,12 @@ def test_a_wrong_value_for_a_cluster_names_the_flag_and_what_is_expected(
             "predict --model-zoo z --model-def m",
             "--prediction-data and --checkpoint-dir-for-init are missing",
         ),
+        ("trian", "Did you mean 'train'?"),
+        ("train --num-worker 3", "'--num-workers'"),
+        ("list -A --namespace team", "cannot be used together"),
     ],
 )
-def test_what_a_verb_needs_is_named(
+def test_what_a_verb_needs_or_does_not_know_is_named(
     arguments: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(shlex.split(arguments)) == 2
@@ -711,13 +700,6 @@ def test_a_verb_has_no_flag_that_it_does_not_heed(
     assert run([action, "-f", str(tmp_path / "job.yaml"), "--dry-run"]) == 0, (
         "a file may be for all verbs"
     )
-
-
-def test_all_namespaces_and_one_namespace_exclude_each_other(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert run(["list", "-A", "--namespace", "team"]) == 2
-    assert "cannot be used together" in capsys.readouterr().err
 
 
 NOT_OF_RINGS: tuple[str, ...] = (

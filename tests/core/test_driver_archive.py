@@ -525,11 +525,20 @@ def test_a_resumed_job_begins_with_all_of_its_newest_whole_checkpoint(tmp_path: 
     assert str(Path(newer) / "a.bin") in reason
 
 
-def test_a_resume_with_no_whole_checkpoint_lists_what_was_tried(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("lost", "words"),
+    [
+        ("b.bin", r"no usable checkpoint.*b\.bin"),
+        ("manifest.json", "version-5 has no manifest"),  # It is not begun over.
+    ],
+)
+def test_a_resume_with_no_whole_checkpoint_lists_what_was_tried(
+    tmp_path: Path, lost: str, words: str
+) -> None:
     bench = Bench(tmp_path, resume=True)
     path, _ = bench.save(5)
-    (Path(path) / "b.bin").unlink()
-    with pytest.raises(Corrupted, match=r"no usable checkpoint.*b\.bin"):
+    (Path(path) / lost).unlink()
+    with pytest.raises(Corrupted, match=words):
         bench.archive.beginning()
 
 
@@ -550,14 +559,6 @@ def test_a_resume_from_nothing_has_the_parameters_that_the_job_began_with(tmp_pa
     bench = Bench(tmp_path / "second", resume=True, checkpoint_dir_for_init=init)
     start = bench.archive.beginning()
     assert (start.anew, start.restore_from) == (True, path)
-
-
-def test_a_checkpoint_that_lost_its_manifest_is_not_begun_over(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, resume=True)
-    path, _ = bench.save(5)
-    (Path(path) / "manifest.json").unlink()
-    with pytest.raises(Corrupted, match="version-5 has no manifest"):
-        bench.archive.beginning()
 
 
 def test_a_resume_from_parameters_alone_is_refused(tmp_path: Path) -> None:
