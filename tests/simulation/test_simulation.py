@@ -28,7 +28,7 @@ pytestmark = pytest.mark.core
 
 RANDOM = 30
 """Jobs with new seeds: 3 s of CPU, as a rule."""
-FIXED = 25
+FIXED = 10
 
 
 def check(seen: Seen) -> None:
@@ -115,7 +115,7 @@ def test_a_seed_replays_exactly_in_another_process() -> None:
             "--seed",
             "3",
             "--jobs",
-            "6",
+            "3",
             "--trace",
         ]
         ran = subprocess.run(
