@@ -144,8 +144,14 @@ def test_without_following_what_is_not_there_is_an_error_in_words() -> None:
         TransientError, match="digits-worker-0 has printed nothing yet: node node0 is preparing it"
     ):
         read(Logs(waits), follow=False)
-    with pytest.raises(PermanentError, match="pod digits-worker-0 is gone, and its log with it"):
-        read(Logs((404, "not found")), follow=False)
+    gone = "pod digits-worker-0 is gone, and its log with it"
+    for follow in (True, False):
+        with pytest.raises(PermanentError, match=gone):
+            read(Logs((404, "not found")), follow=follow)
+
+
+def test_a_pod_that_goes_while_it_is_followed_has_ended() -> None:
+    assert read(Logs([line(1, "", "all of it")], (404, "not found"))) == "all of it\n"
     with pytest.raises(PermanentError, match="you may not read logs in namespace ns") as caught:
         read(Logs((403, "forbidden")), follow=False)
     assert caught.value.exit_code is ExitCode.CLUSTER_REFUSED

@@ -265,7 +265,8 @@ class Job:
             for event in self.events()
         )
         told = [events, *map(self._told, (("get", "pods", "-o", "wide"), ("get", "events")))]
-        return "\n".join([*told, self._told(("logs", f"job/{self.name}", "--tail=30"))])
+        logs = ("logs", "-l", f"batch.kubernetes.io/job-name={self.name}", "--tail=30", "--prefix")
+        return "\n".join([*told, self._told(logs)])
 
     def _told(self, arguments: Collection[str]) -> str:
         """What kubectl says, or why it does not: a container may not have started yet."""

@@ -84,7 +84,7 @@ async def followed(
     connects again. Waits for a pod that does not run yet, and `again_s` before each new connection,
     twice as long after each that failed. Raises ElasticDLError.
     """
-    position = _Position(lines, since_s)
+    position, opened = _Position(lines, since_s), False
     heard_s, pause_s = time.monotonic(), again_s
     while True:
         began_s = time.monotonic()
@@ -93,6 +93,7 @@ async def followed(
                 api.chunks(log_address(pod), position.query(), silence_s)
             ) as chunks:
                 async for chunk in chunks:
+                    opened = True
                     heard_s, pause_s = time.monotonic(), again_s
                     if text := position.fresh(chunk):
                         yield text
@@ -101,6 +102,8 @@ async def followed(
             if await _has_ended(api, pod):
                 return
         except ApiRefused as refused:
+            if opened and refused.status.code == 404:
+                return  # A stream may end just before its pod, which is deleted soon.
             if not _not_yet(refused):
                 raise _error(refused, pod) from refused
             heard_s, pause_s = time.monotonic(), again_s
