@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from elasticdl.cluster.base import ExitStatus
+from elasticdl.cluster.base import ExitStatus, ProcessName, Role
 from elasticdl.errors import ExitCode
 from elasticdl.master.core import events as e
 from elasticdl.shard import Task
@@ -54,6 +54,40 @@ def test_a_stop_of_a_ring_whose_step_never_returns_ends_within_the_grace_and_say
     outcome = present(world.state.status().outcome)
     assert "the ring has not stopped: worker-1 has been in a step for 25 s" in outcome
     assert "gone" not in outcome
+
+
+def test_a_stopped_ring_is_not_given_up_for_a_worker_that_is_not_in_it() -> None:
+    """It gave up the last checkpoint for a worker that still imported TensorFlow."""
+    world = started(num_workers=2, num_epochs=9, checkpoint_steps=100)
+    world.run_until(lambda: world.newest.version == 6)
+    world.put(e.ScaleRequested(0, 3, 3))
+    world.pending.clear()
+    starts = ProcessName(Role.WORKER, 2)
+    world.put(e.ProcessAttached(0, starts, starting=True))
+    world.put(e.ActivityReported(0, starts, "importing TensorFlow"))
+    world.put(e.StopRequested(0, "enough"))
+    world.tick(26.0)
+    saves(world)
+
+
+def test_a_low_limit_for_stalls_does_not_give_up_a_stopped_ring_sooner() -> None:
+    """With `--stall-seconds 5` it gave up the last checkpoint for a step of 6 s."""
+    world = started(num_workers=2, num_epochs=9, checkpoint_steps=100, stall_seconds=5)
+    world.run_until(lambda: world.newest.version == 6)
+    member = world.ring.members[1]
+    world.put(e.StopRequested(0, "enough"))
+    world.put(e.ActivityReported(0, member, "feed"))
+    world.tick(18.0)
+    world.put(e.ActivityReported(0, member, "a step"))
+    world.tick(8.0)
+    saves(world)
+
+
+def saves(world: RingWorld) -> None:
+    """The ring, which has not stopped in time, does so now, and saves its weights."""
+    assert world.state.status().phase == "checkpointing"
+    world.run_out()
+    assert world.saved
 
 
 def test_records_that_fail_in_the_module_on_every_member_end_the_job() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import final
 
@@ -137,10 +138,14 @@ class Activities:
             return limit_s
         return max(limit_s, self._leasing.limits.singleton_limit_s(process))
 
-    def long(self, least_s: float = _SHOWN_S) -> list[str]:
-        """Workers that have been in user code for at least so long, in words."""
+    def long(self) -> list[str]:
+        """Workers that have been in user code for long, in words."""
+        return self.lasting(self._running, min(_SHOWN_S, self.bound_s))
+
+    def lasting(self, names: Collection[ProcessName], least_s: float) -> list[str]:
+        """Those of `names` that have been in user code for at least so long, in words."""
         return [
             f"{name} has been in {activity.what} for {age_s:.0f} s"
             for name, activity in sorted(self._running.items())
-            if (age_s := self._context.now_s - activity.since_s) >= min(least_s, self.bound_s)
+            if name in names and (age_s := self._context.now_s - activity.since_s) >= least_s
         ]

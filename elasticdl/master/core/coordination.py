@@ -66,8 +66,8 @@ class Coordination(Protocol):
     def drained(self) -> str:
         """After a stop: why the last checkpoint can begin, in words; '' while work is held."""
 
-    def not_halted(self) -> str:
-        """After a stop: which workers with the weights have not stopped in time; '' if all have."""
+    def not_halted(self) -> tuple[ProcessName, ...]:
+        """After a stop: the workers with the weights that have not stopped."""
 
     def weights_away(self) -> str:
         """Why the weights may be unavailable for a checkpoint, in words; '' if they are not."""

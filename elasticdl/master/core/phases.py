@@ -33,7 +33,7 @@ from elasticdl.on_train_end import ON_TRAIN_END, ON_TRAIN_END_S
 _END_LIMIT_S = 30.0
 """Processes of a job that is over may take this long to end, but see `ON_TRAIN_END_S`."""
 _HUNG_S = 20.0
-"""How long a worker that does not stop must be in the same code to be what a stop waits for."""
+"""A worker that has not stopped counts as hung after so long in the same code."""
 _SERVERS_LIMIT_S = 15.0
 _NO_SERVERS_LIMIT_S = 30.0
 
@@ -281,11 +281,11 @@ class Phases:
     def _hung(self) -> str:
         """Why no checkpoint can come of workers with the weights, in words; '' if one can.
 
-        They were to stop in time, and some of them are in the same code since then.
+        They were asked to stop and have been in the same code since.
         """
-        not_halted = self._coordination.not_halted() if self._context.outcome else ""
-        busy = self._waits.busy(_HUNG_S) if not_halted else ""
-        return f"{not_halted}: {busy}" if busy else ""
+        not_halted = self._coordination.not_halted() if self._context.outcome else ()
+        busy = self._waits.busy(not_halted, _HUNG_S)
+        return f"the ring has not stopped: {busy}" if busy else ""
 
     def _to_export(self) -> None:
         if self._context.spec.checkpoint.output:

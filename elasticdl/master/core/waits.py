@@ -7,10 +7,11 @@ what it announced. The reasons come from `coordination.py`'s two implementations
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import final
 
+from elasticdl.cluster.base import ProcessName
 from elasticdl.history.awaited import Awaited
 from elasticdl.history.job_event import EventStep, meaning
 from elasticdl.master.core.activities import Activities, Activity
@@ -88,9 +89,9 @@ class Waits:
             self._over(what, wait)
         self._open.clear()
 
-    def busy(self, least_s: float) -> str:
-        """Workers that have been in user code for at least so long, in words; '' if none."""
-        return "; ".join(self._activities.long(least_s)[:_MOST_BUSY])
+    def busy(self, names: Collection[ProcessName], least_s: float) -> str:
+        """Those of `names` that have been in user code for so long, in words; '' if none."""
+        return "; ".join(self._activities.lasting(names, least_s)[:_MOST_BUSY])
 
     def train_ends(self) -> list[tuple[Process, Activity]]:
         """Workers of a job that is done whose `on_train_end` takes long, and since when."""

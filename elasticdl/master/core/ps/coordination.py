@@ -125,8 +125,8 @@ class PsCoordination:
             return ""
         return "all workers have exited"
 
-    def not_halted(self) -> str:
-        return ""
+    def not_halted(self) -> tuple[ProcessName, ...]:
+        return ()
 
     def weights_away(self) -> str:
         return self._context.servers_away()

@@ -131,8 +131,8 @@ class RingCoordination:
             f"the ring has not stopped within {waited_s:.0f} s" if waited_s >= _HALT_LIMIT_S else ""
         )
 
-    def not_halted(self) -> str:
-        return "the ring has not stopped" if self._work.halting else ""
+    def not_halted(self) -> tuple[ProcessName, ...]:
+        return self._generations.members if self._work.halting else ()
 
     def weights_away(self) -> str:
         return "the ring's members are gone or do not answer"
