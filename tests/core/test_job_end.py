@@ -89,6 +89,17 @@ def test_on_train_end_that_does_not_return_is_cut_off_by_its_worker_which_says_s
     assert (told.process, told.cause, told.level) == ("worker-0", "hung", "warning")
 
 
+def test_an_end_by_force_in_a_job_that_failed_is_no_warning() -> None:
+    """It hid the error: each worker in a step longer than its grace ends like that."""
+    job = Bench.running(2, num_workers=2)
+    lease = job.lease()
+    applied = present(lease.shard).id, lease.attempt
+    job.put(e.TaskFailed(0, job.worker(0), lease.task, *applied, "m.py:3: no", fatal=True))
+    job.die(job.worker(1), ExitStatus(exit_code=68, log_tail="still running", asked=True))
+    (told,) = [told for told in job.of(c.Announce) if "ended by force" in told.text]
+    assert (told.process, told.cause, told.level) == ("worker-1", "hung", "info")
+
+
 def test_on_train_end_is_cut_off_by_the_master_if_its_worker_does_not_end_itself() -> None:
     job = Bench.running()
     ending(job, ON_TRAIN_END, 5.0)

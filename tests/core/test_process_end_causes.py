@@ -182,6 +182,15 @@ def test_silence_is_explained_by_the_platform_when_it_tells_and_costs_nothing_th
     assert job.state.status().exit_code is None
 
 
+def test_an_end_by_force_does_not_explain_an_earlier_silence() -> None:
+    job = Bench.running(2, num_workers=2)
+    job.put(e.ScaleRequested(0, 1, 1))
+    job.put(e.ProcessSilent(0, job.worker(1), 10.0))
+    job.die(job.worker(1), ExitStatus(exit_code=68, log_tail=STILL, asked=True))
+    assert cause_of(job, "worker-1") == "silent"
+    assert not job.said("cause of the silence")
+
+
 def test_one_that_fell_silent_for_lack_of_memory_is_followed_by_one_with_more() -> None:
     job = Bench.running(num_workers=1, **ON_KUBERNETES)
     job.put(e.ProcessSilent(0, job.worker(0), 10.0))

@@ -166,6 +166,19 @@ def test_a_slow_worker_is_named_with_numbers_and_replaced_without_a_failure() ->
     assert worker(3) in [one.name for one in job.of(c.StartProcess)]
 
 
+@pytest.mark.parametrize("exit_code", [66, 68])
+def test_a_replaced_slow_worker_is_one_however_it_ends(exit_code: int) -> None:
+    """One that had to end itself by force was called hung, so `why` blamed the user's code."""
+    job, held = Bench(num_workers=3, records_per_task=1000), dict[int, Any]()
+    job.up(3, training=LARGE)
+    train(job, 90, {0: 20, 1: 22, 2: 1}, held)
+    job.die(worker(2), ExitStatus(exit_code=exit_code, log_tail="still running", asked=True))
+    assert cause_of(job, 2) == "straggler"
+    text = told(job, "process")[-1].text
+    assert "replaced: it is slow, 20 times the others" in text
+    assert ("; it ended by force: still running" in text) == (exit_code == 68)
+
+
 def test_workers_that_are_all_slow_or_only_somewhat_slower_stay() -> None:
     job = Bench(num_workers=3, records_per_task=1000)
     job.up(3, training=LARGE)

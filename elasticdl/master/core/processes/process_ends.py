@@ -60,7 +60,8 @@ class ProcessEnds:
             worker=worker,
         )
         if process.life is Life.LOST:
-            self._explained(process, silence(event.exit_status) or verdict)
+            explained = silence(event.exit_status)
+            self._explained(process, explained or verdict, own=explained is not None)
             return
         if verdict.cause not in (Cause.IMAGE, Cause.START_ERROR):
             process.ran = (
@@ -74,16 +75,18 @@ class ProcessEnds:
             verdict = Verdict(Cause.DRAINED, f"{verdict.text} ({process.message})")
             if process.cause is not None:  # The master had a reason that is no ordinary one.
                 verdict = Verdict(process.cause, process.message)
+        elif verdict.cause is Cause.HUNG and process.cause is not None:
+            # It was to end for that reason, and did not end in time.
+            verdict = Verdict(process.cause, f"{process.message}; it {verdict.text}")
         self._context.processes.end(process, verdict.cause, verdict.text, event.at_s)
         self._account(process, verdict, event.exit_status)
 
-    def _explained(self, process: Process, verdict: Verdict) -> None:
+    def _explained(self, process: Process, verdict: Verdict, *, own: bool) -> None:
         """Record the end of a process that was given up.
 
-        The reason for giving it up stays its cause. Only silence is replaced by the platform's
-        later explanation.
+        The reason for giving it up stays its cause. Only silence is replaced by a later
+        explanation: the platform's, or the process's `own`.
         """
-        own = verdict.cause in (Cause.HUNG, Cause.SILENT)
         if process.cause is not Cause.SILENT or not (own or verdict.cause in PLATFORM):
             self._context.processes.end(
                 process, process.cause or verdict.cause, process.message, self._context.now_s
@@ -171,9 +174,10 @@ class ProcessEnds:
     ) -> bool:
         """Announce an end. True if the user's error behind it was reported and counted before."""
         name = process.name
-        # Also at the end of a job somebody may want to know whose code did not return.
         problem = verdict.cause in PROBLEMS and not self._expected
-        level = "warning" if problem or verdict.cause is Cause.HUNG else "info"
+        # Also at the end of a job somebody may want to know whose `on_train_end` did not return.
+        cut_off = verdict.cause is Cause.HUNG and process.finished
+        level = "warning" if problem or cut_off else "info"
         records = self._done(process)
         done = f"; {amount(records, 'record')} done" if records else ""
         ended = "" if verdict.text.startswith("ended ") else "ended: "
