@@ -268,6 +268,7 @@ def wind_down(worker: Worker | RingWorker | None, link: Link) -> None:
         case Done() | None:
             if worker is not None:
                 worker.settle(SETTLE_S)
+                # `end` also calls the last `on_epoch_end`: the limit and its text cover both.
                 context.shutdown.in_train_end = True
                 with context.watch.doing(ON_TRAIN_END):
                     worker.callbacks.end()

@@ -60,6 +60,7 @@ def test_a_job_waits_for_what_its_callbacks_do_in_on_train_end_and_says_so() -> 
     assert job.finished is None
     (told,) = [told.text for told in job.of(c.Announce) if told.text.startswith("waiting for on")]
     assert told.startswith("waiting for on_train_end of worker-0, at most 600 s")
+    assert not [told for told in job.of(c.Announce) if told.kind == "wait"]
     job.die(job.worker(0), ExitStatus(exit_code=0))
     all_end(job)
     assert job.end.exit_code == ExitCode.DONE
@@ -125,6 +126,8 @@ def test_a_worker_that_falls_silent_in_on_train_end_is_not_waited_for() -> None:
     ending(job, ON_TRAIN_END, 5.0)
     job.tick(16)
     job.put(e.ProcessSilent(0, job.worker(0), 10.0))
+    (told,) = [told for told in job.of(c.Announce) if "sent nothing for 10 s" in told.text]
+    assert (told.process, told.level) == ("worker-0", "warning")
     job.tick(11)
     assert job.finished is not None
 

@@ -59,7 +59,9 @@ class Waits:
         """Check what the job waits for now."""
         self._pending.tick()
         now_s, reasons = self._context.now_s, dict(self._now())
-        if busy := self._activities.long():
+        # `Phases` announces what a job that is over waits for.
+        over = self._context.phase in (Phase.ENDING, Phase.ENDED)
+        if not over and (busy := self._activities.long()):
             reasons[Awaited.CODE] = "; ".join(busy[:_MOST_BUSY])
         for what, reason in reasons.items():
             wait = self._open.setdefault(what, _Open(now_s, now_s))

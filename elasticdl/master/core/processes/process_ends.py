@@ -108,12 +108,17 @@ class ProcessEnds:
     def silent(self, event: ProcessSilent) -> None:
         """Give up a process that has sent nothing for too long, whatever it does later."""
         process = self._context.processes.going.get(event.name)
-        if (
-            process is not None
-            and process.life in (Life.READY, Life.STOPPING)
-            and not process.finished
-        ):
+        if process is None or process.life not in (Life.READY, Life.STOPPING):
+            return
+        if not process.finished:
             self.give_up(process, Verdict(Cause.SILENT, f"no message for {event.silent_s:.0f} s"))
+        elif process.life is Life.READY:
+            # It may be in an `on_train_end` that holds the interpreter's lock.
+            text = (
+                f"{process.name} sent nothing for {event.silent_s:.0f} s while the job was ending;"
+                " the job does not wait for it"
+            )
+            self._context.orders.announce("process", text, process=process.name, level="warning")
 
     def give_up(self, process: Process, verdict: Verdict) -> None:
         """End a process at once and take its work back without waiting for its end."""
