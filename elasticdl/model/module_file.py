@@ -30,7 +30,7 @@ class ModuleFile:
             text = self.path.read_text(encoding="utf-8", errors="replace")
         except OSError:
             return False
-        return "custom_data_reader" not in text and "import *" not in text
+        return "custom_data_reader" not in text and "import*" not in text.replace(" ", "")
 
 
 def module_file(section: ModelSection) -> ModuleFile:
@@ -77,14 +77,11 @@ def _check_attribute(file: ModuleFile, model_def: str) -> None:
     """Raise UserError if the module certainly has no such function, by its text."""
     try:
         text = file.path.read_text(encoding="utf-8")
-        tree = ast.parse(text)
-    except (OSError, ValueError, SyntaxError):
+        nodes = [node for statement in ast.parse(text).body for node in _of_module(statement)]
+    except (OSError, ValueError, SyntaxError, RecursionError):
         return  # The import says what is wrong, with the line.
-    # These may bind any name.
-    if any(word in text for word in ("import *", "globals()", "__getattr__", "setattr", "exec(")):
-        return
-    nodes = [node for statement in tree.body for node in _of_module(statement)]
-    if file.attribute in {name for node in nodes for name in _bound(node)}:
+    bound = {name for node in nodes for name in _bound(node)}
+    if "*" in bound or file.attribute in bound or any(word in text for word in _BIND_ANY_NAME):
         return
     defined = {node.name for node in nodes if isinstance(node, _DEFINITIONS)}
     shown = nearest_first(file.attribute, (name for name in defined if name[0] != "_"))
@@ -95,6 +92,16 @@ def _check_attribute(file: ModuleFile, model_def: str) -> None:
     )
 
 
+_BIND_ANY_NAME = (
+    "globals()",
+    "locals()",
+    "vars()",
+    "__dict__",
+    "sys.modules",
+    "__getattr__",
+    "setattr",
+    "exec(",
+)
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -110,6 +117,10 @@ def _bound(node: ast.AST) -> Iterable[str]:
     """The names that a node binds in the module's scope."""
     match node:
         case ast.Name(id=name, ctx=ast.Store()):
+            return (name,)
+        case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+            return (name,)
+        case ast.MatchMapping(rest=str(name)):
             return (name,)
         case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
             return [alias.asname or alias.name.partition(".")[0] for alias in aliases]
