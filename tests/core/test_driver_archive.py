@@ -337,6 +337,18 @@ def test_a_checkpoint_is_not_removed_for_a_later_version_that_was_passed_over(
     assert bench.names() == ["version-6"]
 
 
+@pytest.mark.parametrize(("written_s", "age_s"), [(1000.0, 3600.0), (9000.0, 0.0), (0.0, 0.0)])
+def test_the_age_of_the_checkpoint_to_resume_is_that_of_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written_s: float, age_s: float
+) -> None:
+    """The clock may have been set back since; a manifest of an old version has no time."""
+    monkeypatch.setattr("time.time", lambda: written_s)
+    Bench(tmp_path).save(5)
+    monkeypatch.setattr("time.time", lambda: 4600.0)
+    start = Bench(tmp_path, resume=True).archive.beginning()
+    assert start.restored_age_s == age_s
+
+
 def test_a_slow_checkpoint_that_is_complete_after_a_newer_one_is_not_the_newest(
     tmp_path: Path,
 ) -> None:

@@ -243,7 +243,10 @@ class EventDispatch:
         self._parts.evaluation.start(event.version)
         self._parts.exporting.start(event.version, event.exported)
         self._parts.checkpointing.complete.begun_with(
-            event.restore_from, event.restored_bytes, event.ledger, event.at_s
+            event.restore_from,
+            event.restored_bytes,
+            event.ledger,
+            event.at_s - event.restored_age_s,
         )
         self._parts.coordination.begin(event.ledger, event.version)
         try:

@@ -48,7 +48,8 @@ class JobStart:
     `restore_from` is a checkpoint's directory or address, or ''. `ledger` is '' for a fresh ledger.
     `passed_over` says why newer checkpoints were not used. `again` counts records that the previous
     run is known to have trained after the checkpoint. `anew`: --resume, but there is no
-    checkpoint yet, so the job starts over. `restored_bytes`: the size of this job's checkpoint.
+    checkpoint yet, so the job starts over. `restored_bytes` and `restored_age_s`: the size and
+    the age of this job's checkpoint.
     """
 
     restore_from: str = ""
@@ -58,6 +59,7 @@ class JobStart:
     again: int = 0
     anew: bool = False
     restored_bytes: int = 0
+    restored_age_s: float = 0.0
 
 
 class Saver(Protocol):
@@ -323,13 +325,15 @@ class CheckpointArchive:
         _LOG.info("resuming from %s", checkpoint.where)
         before = run_before(JobDirectory(self._checkpoints.parent))
         ledger, again = count_repeated(checkpoint.manifest.ledger, before, self._epochs)
+        manifest = checkpoint.manifest
         return JobStart(
             checkpoint.where,
             ledger,
-            checkpoint.manifest.version,
+            manifest.version,
             checkpoint.rejected,
             again,
-            restored_bytes=checkpoint.manifest.bytes,
+            restored_bytes=manifest.bytes,
+            restored_age_s=max(0.0, time.time() - manifest.wall_s) if manifest.wall_s else 0.0,
         )
 
     def _refuse_of_other_strategy(self, where: str, manifest: Manifest) -> None:

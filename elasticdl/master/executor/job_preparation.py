@@ -88,6 +88,7 @@ class JobPreparation:
                 preflight.why_sync,
                 preflight.max_staleness,
                 start.restored_bytes,
+                start.restored_age_s,
             )
         )
         self._begin(preflight, start)

@@ -126,7 +126,10 @@ function addUpdates(add, updates) {
 
 function addTroubles(add, status, records) {
   const last = status.checkpoints?.at(-1);
-  if (last) add("Checkpoint", count(last.version), `at ${clock(last.at_s)}`);
+  if (last) {
+    const when = last.at_s < 0 ? "of an earlier run" : `at ${clock(last.at_s)}`;
+    add("Checkpoint", count(last.version), when);
+  }
   for (const [key, label] of [
     ["repeated", "Records repeated"],
     ["bad", "Bad records"],

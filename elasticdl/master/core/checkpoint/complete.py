@@ -43,9 +43,12 @@ class CompleteCheckpoints:
             return tuple(self.saved)
         return (replace(begun, version=self.begun_version), *self.saved)
 
-    def begun_with(self, path: str, size_bytes: int, ledger: str, now_s: float) -> None:
-        """Note the checkpoint that the job begins with, and its ledger ('' for a new one)."""
-        self._begun = Saved(0, path, size_bytes, now_s, ledger, NOTHING) if path else None
+    def begun_with(self, path: str, size_bytes: int, ledger: str, at_s: float) -> None:
+        """Note the checkpoint that the job begins with, and its ledger ('' for a new one).
+
+        `at_s`: when it was complete; below 0 if that was before this run began.
+        """
+        self._begun = Saved(0, path, size_bytes, at_s, ledger, NOTHING) if path else None
 
     def at_version(self, version: int) -> Saved | None:
         """The newest checkpoint of that version; None if there is none."""

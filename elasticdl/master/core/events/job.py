@@ -52,8 +52,9 @@ class JobStarted(Event):
     synchronous steps; None: as the job says. `why_sync`: why, in a few words. `max_staleness`: how
     many of its own updates a worker's step may miss; None: as the job says. `anew`: the job was to
     be resumed, but there was no checkpoint; `ledger` has made no progress and says what is
-    repeated. `restore_from`: the checkpoint's directory, or ''; `restored_bytes`: its size, if it
-    is this job's. `exported`: the highest number of an export's folder that `--output` has.
+    repeated. `restore_from`: the checkpoint's directory, or ''; `restored_bytes` and
+    `restored_age_s`: its size and its age, if it is this job's. `exported`: the highest number of
+    an export's folder that `--output` has.
     """
 
     training: tuple[Source, ...] = ()
@@ -70,6 +71,7 @@ class JobStarted(Event):
     why_sync: str = ""
     max_staleness: int | None = None
     restored_bytes: int = 0
+    restored_age_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
