@@ -115,11 +115,8 @@ def learning_rate(optimizer: Optimizer) -> Any:  # noqa: ANN401 - Keras has no t
     return float(rate.numpy())
 
 
-def schedule_of(module: ModelModule, optimizer: Optimizer) -> Callable[[int], float] | None:
-    """The learning rate by version, if `callbacks()` of the module has a scheduler.
-
-    Raises UserError if the optimizer has a schedule of its own, too.
-    """
+def schedule_of(module: ModelModule) -> Callable[[int], float] | None:
+    """The learning rate by version, if `callbacks()` of the module has a scheduler."""
     if module.callbacks is None:
         return None
     with user_code("callbacks", module.zoo):
@@ -128,13 +125,16 @@ def schedule_of(module: ModelModule, optimizer: Optimizer) -> Callable[[int], fl
             for callback in module.callbacks() or ()
             if isinstance(callback, LearningRateScheduler)
         ]
-    if not schedulers:
-        return None
-    if not isinstance(learning_rate(optimizer), float):
+    # The last one wins: Keras runs callbacks in order, and each sets the rate.
+    return schedulers[-1].schedule if schedulers else None
+
+
+def refuse_two_schedules(module: ModelModule, optimizer: Optimizer) -> None:
+    """Raise UserError if both the optimizer and `callbacks()` have a schedule of the rate."""
+    if schedule_of(module) is not None and not isinstance(learning_rate(optimizer), float):
+        assert module.callbacks is not None
         raise UserError(
             f"{place(module.callbacks)}: callbacks has a LearningRateScheduler, but the learning"
             " rate of the optimizer is a schedule or a function, too",
             hint="remove one of them",
         )
-    # The last one wins: Keras runs callbacks in order, and each sets the rate.
-    return schedulers[-1].schedule

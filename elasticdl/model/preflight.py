@@ -34,7 +34,7 @@ from elasticdl.model.dry_run import (
 from elasticdl.model.horovod import horovod, refuse_shared_gpus
 from elasticdl.model.input import Feeder, grouping
 from elasticdl.model.module import ModelModule
-from elasticdl.model.optimizers import clips
+from elasticdl.model.optimizers import clips, refuse_two_schedules
 from elasticdl.model.output_arrays import file_arrays
 from elasticdl.model.ps_model import PsModel
 from elasticdl.model.ring_model import RingModel
@@ -111,6 +111,8 @@ class JobPreflight:
         except UserError as error:
             error.hint = self.grouping or error.hint
             raise
+        if self.spec.action is Action.TRAIN:
+            refuse_two_schedules(self.module, dry_run.ps_model.optimizer)
         check_processor(self.module)
         return {
             "ok": True,

@@ -20,14 +20,14 @@ class Rate:
     Create it before the optimizer is traced.
 
     A `LearningRateScheduler` of the module takes precedence over the optimizer's number. Callbacks
-    may change that number at any time. An optimizer with a schedule of its own has no such
-    scheduler.
+    may change that number at any time. A job that trains has no such scheduler beside an optimizer
+    with a schedule of its own.
     """
 
     def __init__(self, optimizer: Optimizer, module: ModelModule) -> None:
         self._optimizer = optimizer
         self._zoo = module.zoo
-        self._schedule = schedule_of(module, optimizer)
+        self._schedule = schedule_of(module)
         self._scale = keras.Variable(1.0, dtype="float32", trainable=False, name="rate_scale")
         self._plain = isinstance(optimizer._learning_rate, keras.Variable)
         self._scaled = 1.0

@@ -270,7 +270,7 @@ class CompiledStep:
 
 def _rate(ps_model: PsModel, module: ModelModule) -> Any:  # noqa: ANN401 - Keras has no types
     """A Keras schedule, or a function from version to learning rate."""
-    if (schedule := schedule_of(module, ps_model.optimizer)) is not None:
+    if (schedule := schedule_of(module)) is not None:
         return _guarded(schedule, module)
     rate = learning_rate(ps_model.optimizer)
     if isinstance(rate, float):

@@ -18,9 +18,8 @@ from elasticdl.job_flags import ModelSection
 from elasticdl.model.building import NeedsFeatures
 from elasticdl.model.dry_run import check_callbacks
 from elasticdl.model.module import ModelModule, load_module
-from elasticdl.model.optimizers import schedule_of
+from elasticdl.model.optimizers import refuse_two_schedules, schedule_of
 from elasticdl.model.ps_model import PsModel
-from elasticdl.model.ring_rate import Rate
 from elasticdl.model.step import CompiledStep, Lookups
 from elasticdl.rpc.parameters import Floats, Pulled, aligned
 from tests.reference_initializers import initial_weights
@@ -698,25 +697,15 @@ def test_the_learning_rate_is_that_of_the_pulled_version(tmp_path: Path) -> None
         assert rates == [0.5, 0.5, 0.25]
 
 
-def test_of_two_schedulers_the_last_one_counts_and_one_beside_a_schedule_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_of_two_schedulers_the_last_one_counts(tmp_path: Path) -> None:
     extra = (
         "def callbacks(): return [ours.LearningRateScheduler(lambda v: 0.5),"
         " ours.LearningRateScheduler(lambda v: 0.25)]"
     )
     module = module_with(tmp_path, functional("layers.Embedding(100, 4)") + extra)
-    schedule = schedule_of(module, keras.optimizers.SGD(1.0))
+    schedule = schedule_of(module)
     assert schedule is not None and schedule(0) == 0.25
-    decay = keras.optimizers.schedules.ExponentialDecay(0.5, 10, 0.5)
-    with pytest.raises(
-        UserError, match=r"made\.py:\d+: callbacks has a LearningRateScheduler, but"
-    ):
-        schedule_of(module, keras.optimizers.SGD(decay))
-    with pytest.raises(
-        UserError, match=r"made\.py:\d+: callbacks has a LearningRateScheduler, but"
-    ):
-        Rate(keras.optimizers.SGD(decay), module)
+    refuse_two_schedules(module, keras.optimizers.SGD(1.0))
 
 
 def test_what_is_not_finite_is_named(tmp_path: Path) -> None:

@@ -268,3 +268,19 @@ class PredictionOutputsProcessor:
         tmp_path, monkeypatch, HEAD + predicting("y[:1]") + processor, 0, Action.PREDICT
     )
     assert found["ok"], found
+
+
+@pytest.mark.parametrize("action", [Action.TRAIN, Action.PREDICT])
+def test_two_schedules_of_the_learning_rate_are_refused_only_where_a_job_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: Action
+) -> None:
+    schedule = "keras.optimizers.schedules.ExponentialDecay(0.5, 10, 0.5)"
+    text = HEAD.replace("SGD(0.1)", f"SGD({schedule})") + (
+        "from elasticdl.model.callbacks import LearningRateScheduler\n"
+        "def callbacks(): return [LearningRateScheduler(lambda version: 0.5)]\n"
+    )
+    found = checked(tmp_path, monkeypatch, text, action=action)
+    refused = action is Action.TRAIN
+    assert found["ok"] is not refused, found
+    where = f"{tmp_path}/made.py:{line_of(text, 'def callbacks')}: "
+    assert not refused or found["error"].startswith(f"{where}callbacks has a LearningRateScheduler")
