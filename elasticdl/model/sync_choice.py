@@ -47,8 +47,8 @@ FEW_STEPS_OF_ROWS = 120
 """The same for models with embeddings whose rows live on the servers.
 
 Few of the rows of a step are also in the steps that others take meanwhile. With 128 steps for each
-worker, DeepFM with a million ids has an AUC 0.0009 lower than in synchronous steps, in half their
-time (one run). With 118, DeepFM of the model zoo misses plain Keras (ADR 43).
+worker, DeepFM with a million ids has an AUC 0.0009 lower than in synchronous steps if steps overlap
+(see FEW_STEPS_TO_OVERLAP). With 118, DeepFM of the model zoo misses plain Keras (ADR 43).
 """
 FEW_STEPS_TO_OVERLAP = 240
 """Steps for each worker below which no step of an asynchronous job misses an update of its worker.
@@ -96,7 +96,7 @@ def sync_choice(
             f"{costs}, but {obstacle}",
             "warning",
             _obstacle_in_short(spec),
-            max_staleness=0,
+            max_staleness=0 if momentum else _own_staleness(steps, workers),
         )
     return _synchronous(spec, costs, reason)
 
@@ -128,8 +128,13 @@ def _asynchronous(spec: JobSpec, steps: int, obstacle: str) -> SyncChoice:
         f" {obstacle or '--sync avoids them, and takes longer'}",
         "warning",
         _obstacle_in_short(spec) if obstacle else amount(steps, "step"),
-        max_staleness=0 if steps < FEW_STEPS_TO_OVERLAP * workers else None,
+        max_staleness=_own_staleness(steps, workers),
     )
+
+
+def _own_staleness(steps: int, workers: int) -> int | None:
+    """0 in a job of too few steps to miss updates of its own worker; None: as the job says."""
+    return 0 if steps < FEW_STEPS_TO_OVERLAP * workers else None
 
 
 def _obstacle_in_short(spec: JobSpec) -> str:

@@ -159,6 +159,20 @@ def test_a_job_whose_few_steps_cannot_be_shared_does_not_overlap_them() -> None:
 
 
 @pytest.mark.parametrize(
+    ("rule", "steps", "limit"),
+    [({}, 479, 0), ({}, 480, None), ({"momentum": 0.9}, 480, 0)],
+    ids=["few", "enough", "momentum"],
+)
+def test_steps_that_cannot_be_shared_overlap_if_there_are_enough_without_momentum(
+    rule: dict[str, float], steps: int, limit: int | None
+) -> None:
+    spec = job(num_workers=2, num_epochs=1, minibatch_size=64)
+    choice = chosen(spec, keras.optimizers.SGD(0.1, clipnorm=1.0, **rule), 64 * steps)
+    assert (choice.sync, choice.level) == WARNS
+    assert choice.max_staleness == limit
+
+
+@pytest.mark.parametrize(
     "flags", [{"sync": False}, {"max_staleness": 0}, {"distribution_strategy": "AllreduceStrategy"}]
 )
 def test_what_the_user_chose_stays_in_a_job_of_few_steps(flags: dict[str, Any]) -> None:
