@@ -570,6 +570,7 @@ def test_a_resumed_job_is_evaluated_again_on_other_data_and_after_more_epochs() 
     other = Bench(validation_data="v", checkpoint_steps=5)
     other.start(ledger=json.dumps(ledger), version=5, restore_from="version-5")
     assert other.state.status().phase == "evaluating"
+    assert other.state.status().metrics == {"loss": 0.5, "auc": 0.75}
     other.attach(other.ps(0), other.worker(1), restored=5)
     other.cut(5)
     while (lease := other.lease(1)).task is not Task.SUMMARY:
@@ -578,7 +579,8 @@ def test_a_resumed_job_is_evaluated_again_on_other_data_and_after_more_epochs() 
     kept = json.loads(cut(other).ledger)["evaluated"]
     assert kept == json.loads(save.ledger)["evaluated"], "or each resume would evaluate it again"
     more = Bench(validation_data="v", checkpoint_steps=5, num_epochs=2)
-    more.start(ledger=save.ledger, version=5, restore_from="version-5")
+    text = told(more.start(ledger=save.ledger, version=5, restore_from="version-5"))
+    assert "training continues in epoch 2, 64 of 128 records done" in text
     more.attach(more.ps(0), more.worker(1), restored=5)
     more.train_all(1)
     assert more.state.status().phase == "evaluating"
@@ -589,7 +591,7 @@ def test_a_resumed_job_with_fewer_epochs_than_were_begun_says_when_it_ends() -> 
     job.train_all()
     done = Bench(num_epochs=2)
     text = told(done.start(ledger=job.state.ledger_json()))
-    assert "3 epochs are done, more than --num-epochs 2" in text
+    assert "3 epochs are done, more than --num-epochs 2; raise it above 3 to train on" in text
     assert done.end.exit_code is ExitCode.DONE
 
     job = Bench.running(num_epochs=3)
@@ -619,9 +621,17 @@ def test_a_resumed_job_lists_the_checkpoint_that_it_began_with() -> None:
     job.finish(0, job.lease())
     ledger = job.state.ledger_json()
     again = Bench(checkpoint_steps=5, keep_checkpoint_max=2)
-    again.start(ledger=ledger, version=2, restore_from="version-2", restored_bytes=77)
-    (begun,) = again.state.status().checkpoints
+    again.start(
+        ledger=ledger,
+        version=2,
+        restore_from="version-2",
+        restored_bytes=77,
+        restored_age_s=3600.0,
+    )
+    status = again.state.status()
+    (begun,) = status.checkpoints
     assert (begun.version, begun.path, begun.bytes) == (2, "version-2", 77)
+    assert status.at_s - begun.at_s == 3600, "or its age would begin anew"
     again.attach(again.ps(0), again.worker(1), restored=2)
     for version in (5, 10):
         again.put(e.VersionAdvanced(0, version))

@@ -76,13 +76,21 @@ def continues(work: Ledger) -> str:
             f" {max(begun, wanted)}; start a new job with --checkpoint-dir-for-init to train on"
         )
     if work.finished:
-        done = f"{begun} of {wanted} epochs" if begun <= wanted else amount(begun, "epoch")
-        fewer = "" if begun <= wanted else f", more than --num-epochs {wanted}"
-        return f"nothing left to train: {done} are done{fewer}; raise --num-epochs to train on"
+        if begun > wanted:
+            return (
+                f"nothing left to train: {amount(begun, 'epoch')} are done, more than --num-epochs"
+                f" {wanted}; raise it above {begun} to train on"
+            )
+        return (
+            f"nothing left to train: {begun} of {wanted} epochs are done; raise --num-epochs to"
+            " train on"
+        )
     records, shards = work.plan.records, work.plan.shards
     total = amount(records * max(begun, wanted), "record")
+    # An epoch without available records is done: the next one begins.
+    epoch = begun + (not work.available)
     text = (
-        f"training continues in epoch {begun}, {work.resumed:,} of {total} done:"
+        f"training continues in epoch {epoch}, {work.resumed:,} of {total} done:"
         f" {amount(records, 'record')} in {amount(shards, 'shard')}, {amount(wanted, 'epoch')}"
     )
     if begun > wanted:
