@@ -124,7 +124,7 @@ def test_a_wait_and_a_loss_that_was_made_up_for_have_their_durations(
     (lost,) = [one for one in found["goodput"]["spent"] if one["cause"] == "preempted"]
     assert (lost["kind"], lost["process"]) == ("lost", loss["process"]) and lost["seconds"] > 0
     text, _, goodput = why(capsys, tmp_path, "-n", "2").partition("goodput: ")
-    assert "1 preempted (gave its place to a pod of higher priority)" in text
+    assert "1 preempted (displaced by a pod of higher priority)" in text
     assert goodput.startswith("0.0 % of ") and "lost, preempted: " in goodput
     lines = text.splitlines()
     assert (

@@ -106,12 +106,12 @@ def _in_all(totals: Mapping[str, Any]) -> list[str]:
 
 
 _MEANINGS = {
-    "drained": "left as it was told to",
-    "preempted": "gave its place to a pod of higher priority",
-    "evicted": "its node had to free resources, or is being emptied",
-    "node_drained": "its node is being emptied",
-    "fenced": "was replaced, and refused from then on",
-    "straggler": "far slower than the others",
+    "drained": "left when asked",
+    "preempted": "displaced by a pod of higher priority",
+    "evicted": "node short of resources or being emptied",
+    "node_drained": "node being emptied",
+    "fenced": "replaced, then refused",
+    "straggler": "far slower than the others, or without progress for long",
     "stranded": "gave up waiting for the master or for servers",
 }
 
