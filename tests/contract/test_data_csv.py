@@ -158,28 +158,30 @@ def test_names_can_be_given_with_and_without_a_header(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words", "hint"),
+    ("text", "words", "hint", "limit"),
     [
-        ("a,b\n", " has no records", ""),
+        ("a,b\n", " has no records", "", 0),
         (
             "5.1,3.5,setosa\n4.9,3.0,setosa\n",
             ":1: the header looks like data: 5.1, 3.5, setosa",
             "header=false",
+            0,
         ),
         (
             'a,b\n1,2\n3,"4\n5,6\n7,8\n',
             ":3: a quote in this row is never closed (offset 8)",
             "quoting=false",
+            99,
         ),
     ],
 )
 def test_a_missing_or_lonely_header_and_an_open_quote_are_told_with_their_line(
-    tmp_path: Path, text: str, words: str, hint: str
+    tmp_path: Path, text: str, words: str, hint: str, limit: int
 ) -> None:
     path = tmp_path / "data.csv"
     path.write_text(text)
     with pytest.raises(UserError, match=re.escape(f"data.csv{words}")) as caught:
-        open_reader(str(path), {}, max_bad_records=99).sources()
+        open_reader(str(path), {}, max_bad_records=limit).sources()
     assert hint in caught.value.hint
 
 

@@ -332,7 +332,6 @@ def test_a_pod_that_somebody_holds_does_not_keep_the_next_master_waiting(
 async def test_what_somebody_deletes_while_the_job_runs_is_made_again(
     cluster: SmallCluster, tmp_path: Path, gone: str
 ) -> None:
-
     async with serving(cluster) as api:
         resources = KubernetesResources(
             api, OWNER, "iris-abcde", tmp_path, replace(QUICK, keep_every_s=0.05)

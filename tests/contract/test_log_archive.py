@@ -136,7 +136,6 @@ async def test_a_log_is_copied_while_its_process_runs_and_to_its_end(tmp_path: P
 async def test_a_pod_that_had_ended_is_copied_once_and_one_that_waits_not_yet(
     tmp_path: Path,
 ) -> None:
-
     node = Node(job_ps_0_1=[(0, "first")])
     await node.end("job-ps-0-1")
     async with archiving(node, tmp_path) as archive:
@@ -163,7 +162,6 @@ async def test_the_next_master_copies_only_what_is_new(tmp_path: Path) -> None:
 async def test_a_log_that_is_gone_or_a_directory_that_cannot_be_written_is_no_error(
     tmp_path: Path,
 ) -> None:
-
     (tmp_path / "file").touch()
     node = Node(job_worker_1=[(0, "one")])
     await node.end("job-worker-1")

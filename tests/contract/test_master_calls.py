@@ -266,7 +266,6 @@ async def test_orders_stay_queued_while_the_connection_drops_them() -> None:
 
 
 async def test_a_client_that_reads_no_answers_is_not_read() -> None:
-
     with socket.socket() as unused:
         wire = Wire(unused)
         server = CallServer(lambda caller: TOKEN)
@@ -398,7 +397,6 @@ def test_a_thread_that_cannot_start_fails_the_call_and_not_the_next_one(
 
 
 async def test_all_addresses_are_those_of_both_versions_of_ip() -> None:
-
     if not socket.has_dualstack_ipv6():
         pytest.skip("this machine has no IPv6")
     server = CallServer(lambda caller: TOKEN)

@@ -84,7 +84,6 @@ async def test_calls_to_a_server_end_with_it_even_if_its_next_process_came_befor
 async def test_only_a_server_that_stays_and_never_answers_is_an_error_in_the_log(
     is_gone: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-
     tries: list[int] = []
     with caplog.at_level(logging.DEBUG, logger="elasticdl"):
         server = registry().attach(ps(0), "here")

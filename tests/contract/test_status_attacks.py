@@ -634,7 +634,6 @@ async def test_a_log_is_followed_by_its_offset_and_letters_stay_whole(tmp_path: 
 async def test_who_has_no_token_keeps_no_connection_and_writes_nothing_into_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-
     async with staged(tmp_path) as stage, browser(stage) as session:
         for method, path, more in (
             ("GET", "/", {}),

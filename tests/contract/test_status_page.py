@@ -324,7 +324,6 @@ async def test_prometheus_reads_the_numbers(page: Page) -> None:
 
 
 async def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
-
     for name in "abc":
         (tmp_path / name).mkdir()
     async with (

@@ -169,6 +169,8 @@ def within_the_limit(
         training_data=csv_with_bad_cells(folder / "cells.csv", 2, 150),
         minibatch_size=BATCH,
         max_bad_records=2,
+        num_workers=2,
+        sync=False,
     )
     code, output = job.finish()
     assert code == 0, output

@@ -394,7 +394,7 @@ def test_a_stopped_job_drains_saves_and_goes_on_where_it_was_if_its_next_master_
 
     (job.directory / "hold").unlink()
     again = start(num_workers="1", num_epochs=2, checkpoint_steps=1000, resume=True)
-    # It has not begun a run of its own in the journal, where the last event is the stop.
+    # It has not begun a run of its own in the journal, whose last run was stopped.
     again.wait_until("the master is there", lambda: bool(again.masters()))
     for pid in again.masters():
         os.kill(pid, signal.SIGKILL)
