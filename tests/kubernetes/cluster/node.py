@@ -416,6 +416,8 @@ registerWithTaints: []
 maxPods: 110
 nodeStatusUpdateFrequency: 4s
 nodeLeaseDurationSeconds: 12
+# Without the plugins of devices, whose manager may crash the kubelet while it starts (1.34.4).
+featureGates: {DynamicResourceAllocation: false}
 """
 COREFILE = """
 .:53 {
