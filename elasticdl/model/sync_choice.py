@@ -51,7 +51,7 @@ worker, DeepFM with a million ids has an AUC 0.0009 lower than in synchronous st
 (see FEW_STEPS_TO_OVERLAP). With 118, DeepFM of the model zoo misses plain Keras (ADR 43).
 """
 FEW_STEPS_TO_OVERLAP = 240
-"""Steps for each worker below which no step of an asynchronous job misses an update of its worker.
+"""Steps for each of several workers below which no step misses an update of its own worker.
 
 With 128 steps for each of two workers, each of 4096 records, that costs DeepFM 0.0009 of its AUC,
 and 13 % of the time is saved. With 512 it costs nothing.

@@ -110,6 +110,18 @@ def test_on_train_end_is_cut_off_by_the_master_if_its_worker_does_not_end_itself
     assert job.said("on_train_end of worker-0 was cut off after 636 s: its time is over")
 
 
+def test_a_worker_has_time_to_exit_after_a_long_on_train_end() -> None:
+    job = Bench.running()
+    ending(job, ON_TRAIN_END, 5.0)
+    job.tick(16)
+    job.tick(30)
+    job.put(e.ActivityReported(0, job.worker(0), "", 0.0))
+    job.tick(29)
+    assert job.finished is None
+    job.tick(2)
+    assert job.end.exit_code == ExitCode.DONE
+
+
 def test_a_stop_cuts_off_on_train_end() -> None:
     job = Bench.running()
     ending(job, ON_TRAIN_END, 5.0)
@@ -119,6 +131,7 @@ def test_a_stop_cuts_off_on_train_end() -> None:
     job.put(e.StopRequested(0, "enough"))
     assert job.end.exit_code == ExitCode.DONE
     assert job.said("on_train_end of worker-0 was cut off after 81 s: the job was stopped")
+    assert not job.state.status().waiting
 
 
 def test_a_worker_that_falls_silent_in_on_train_end_is_not_waited_for() -> None:

@@ -27,6 +27,7 @@ from elasticdl.errors import ExitCode, PermanentError, SpecError
 from elasticdl.job_status import CheckpointStatus, JobStatus, unknown_status
 from elasticdl.jobdir.layout import JobDirectory
 from tests.statuses import process
+from tests.waiting import until
 
 pytestmark = pytest.mark.core
 
@@ -221,6 +222,8 @@ def test_status_names_the_process_of_a_local_master(
     environment = {**os.environ, "ELASTICDL_JOB_DIR": str(directory)}
     with subprocess.Popen(["sleep", "60"], env=environment) as process:
         try:
+            # For a moment after the exec the kernel shows no environment.
+            until("it has its environment", Path(f"/proc/{process.pid}/environ").read_bytes)
             address = {"address": "127.0.0.1:1", "pid": process.pid, "term": 1, "token": "secret"}
             (directory / "master.json").write_text(json.dumps(address))
             shown = lines(DirectoryJob(JobDirectory(directory)).report())

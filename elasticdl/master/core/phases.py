@@ -64,6 +64,8 @@ class Phases:
         self._stopped_for = ""
         self._train_end_announced = False
         self._train_end_cut_off = False
+        self._train_end_s = 0.0
+        """When a worker was last waited for in `on_train_end`."""
         self._had_all = False
         """Whether the checkpoint that the job began with has all that it was to train."""
 
@@ -349,7 +351,11 @@ class Phases:
         late = waited_s > ON_TRAIN_END_S + _END_LIMIT_S
         if running and not (late or self._train_end_cut_off):
             self._announce_train_end([process for process, _ in running])
+            self._train_end_s = self._context.now_s
             return False
+        if not running:
+            # A worker that has returned has as much time to exit as any other.
+            return self._context.now_s - self._train_end_s > _END_LIMIT_S
         for process, activity in running:
             took_s = self._context.now_s - activity.since_s
             why = "its time is over" if late else "the job was stopped"

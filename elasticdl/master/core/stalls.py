@@ -405,8 +405,10 @@ class Stalls:
 
     def waits(self) -> list[str]:
         """What the job waits for, in words: a stall, a quiet time, and long activities."""
+        if self._context.phase is Phase.ENDED:
+            return []  # It may have ended without a worker in such an activity.
         long = self._activities.long()
-        if self._context.phase in (Phase.STARTING, Phase.ENDING, Phase.ENDED):
+        if self._context.phase in (Phase.STARTING, Phase.ENDING):
             return long
         if self._stall is not None:
             described = self._described(self._stall.owed)

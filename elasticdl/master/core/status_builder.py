@@ -379,6 +379,8 @@ def _rounds(evaluation: Evaluation) -> tuple[RoundStatus, ...]:
 def _waiting(
     context: JobContext, coordination: Coordination, checkpointing: Checkpointing
 ) -> list[str]:
+    if context.phase is Phase.ENDED:
+        return []
     reasons: list[str] = []
     more = 0
     processes = context.processes
@@ -398,7 +400,7 @@ def _waiting(
         reasons.append(f"{amount(more, 'more process', 'more processes')} starting or stopping")
     if context.phase is Phase.STARTING:
         return [context.preflight] if context.preflight else []
-    if context.phase in (Phase.ENDING, Phase.ENDED):
+    if context.phase is Phase.ENDING:
         return reasons
     idle = coordination.idle()
     reasons += islice(idle, _MOST_REASONS)
