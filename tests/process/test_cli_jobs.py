@@ -368,6 +368,8 @@ def test_while_the_check_goes_on_the_job_can_be_looked_at_and_stopped(
 ) -> None:
     process = elasticdl.train("drains", preflight=slow[0] + FINE)
     until("the check runs", lambda: slow[1].exists() and slow[1].read_text())
+    assert process.stderr is not None
+    assert any("checking the model and the data" in line for line in process.stderr)
     code, output, _ = elasticdl.call("status", "drains")
     assert code == 0 and "checking the model and the data" in output
     code, output, _ = elasticdl.run("why", "drains")
@@ -375,7 +377,6 @@ def test_while_the_check_goes_on_the_job_can_be_looked_at_and_stopped(
     assert elasticdl.call("stop", "drains", "--yes")[0] == 0
     code, output, errors = elasticdl.end(process)
     assert (code, output) == (130, "")
-    assert "checking the model and the data" in errors
     assert "Stopped: `elasticdl stop`, before the job began\n" in errors
     assert gone(int(slow[1].read_text()))
     assert [path.name for path in elasticdl.directory.iterdir()] == ["zoo"]

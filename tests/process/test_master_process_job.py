@@ -606,7 +606,9 @@ def test_whenever_masters_are_killed_the_job_is_done(
     start: Callable[..., Running], seed: int
 ) -> None:
     choose = random.Random(seed)
-    job = start(preflight=False, num_workers="2", num_epochs=choose.choice([20, 100]))
+    epochs = choose.choice([20, 100])
+    # Workers hold between the steps of a shard, which has 10 records here.
+    job = start(preflight=False, num_workers="2", num_epochs=epochs, minibatch_size=4)
     hold = job.hold()
     kills = 0
     while job.process.poll() is None and kills < 3:
