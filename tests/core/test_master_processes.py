@@ -415,11 +415,15 @@ def test_a_worker_too_many_for_the_cluster_is_done_without() -> None:
     assert job.state.status().scale.high == 2
 
 
+def on_ladder(job: Bench, workers: int) -> None:
+    """The cluster shows the first workers at the places of their indices."""
+    for index in range(workers):
+        job.put(e.ProcessSeen(0, job.worker(index), True, "node", ladder_place=index + 1))
+
+
 def test_scaling_down_gives_up_the_highest_places_of_the_ladder() -> None:
     job = Bench.running(3, num_workers="1:3")
-    for index in range(3):
-        seen = e.ProcessSeen(0, job.worker(index), True, "node", ladder_place=index + 1)
-        job.put(seen)
+    on_ladder(job, 3)
     job.die(job.worker(0))
     job.attach(job.worker(3))
     job.put(e.ProcessSeen(0, job.worker(3), True, "node", ladder_place=1))
@@ -430,8 +434,7 @@ def test_scaling_down_gives_up_the_highest_places_of_the_ladder() -> None:
 def test_scaling_down_keeps_a_replacement_that_the_cluster_has_not_shown_yet() -> None:
     """Its pod takes the lowest free place: that of the worker that ended."""
     job = Bench.running(3, num_workers="1:3")
-    for index in range(3):
-        job.put(e.ProcessSeen(0, job.worker(index), True, "node", ladder_place=index + 1))
+    on_ladder(job, 3)
     assert started(job, job.die(job.worker(0))) == ["worker-3"]
     commands = job.put(e.ScaleRequested(0, 1, 2))
     assert [str(stop.name) for stop in job.of(c.StopProcess, commands)] == ["worker-2"]
@@ -439,8 +442,7 @@ def test_scaling_down_keeps_a_replacement_that_the_cluster_has_not_shown_yet() -
 
 def test_scaling_down_gives_up_workers_on_the_way_whose_places_are_the_highest() -> None:
     job = Bench.running(2, num_workers="1:2")
-    for index in range(2):
-        job.put(e.ProcessSeen(0, job.worker(index), True, "node", ladder_place=index + 1))
+    on_ladder(job, 2)
     assert started(job, job.put(e.ScaleRequested(0, 1, 4))) == ["worker-2", "worker-3"]
     commands = job.put(e.ScaleRequested(0, 1, 3))
     assert [str(stop.name) for stop in job.of(c.StopProcess, commands)] == ["worker-3"]
@@ -448,8 +450,7 @@ def test_scaling_down_gives_up_workers_on_the_way_whose_places_are_the_highest()
 
 def test_a_worker_that_still_ends_holds_its_place() -> None:
     job = Bench.running(3, num_workers="1:3")
-    for index in range(3):
-        job.put(e.ProcessSeen(0, job.worker(index), True, "node", ladder_place=index + 1))
+    on_ladder(job, 3)
     assert started(job, job.put(e.ReplaceRequested(0, job.worker(0)))) == ["worker-3"]
     commands = job.put(e.ScaleRequested(0, 1, 2))
     assert [str(stop.name) for stop in job.of(c.StopProcess, commands)] == ["worker-3"]

@@ -62,10 +62,9 @@ class Phases:
         self._ending = False
         self._servers_stopped = False
         self._stopped_for = ""
-        self._train_end_announced = False
         self._train_end_cut_off = False
         self._train_end_s = 0.0
-        """When a worker was last waited for in `on_train_end`."""
+        """When a worker was last waited for in `on_train_end`; 0: never."""
         self._had_all = False
         """Whether the checkpoint that the job began with has all that it was to train."""
 
@@ -350,7 +349,8 @@ class Phases:
         # Workers end themselves at their limit, and so say where they were.
         late = waited_s > ON_TRAIN_END_S + _END_LIMIT_S
         if running and not (late or self._train_end_cut_off):
-            self._announce_train_end([process for process, _ in running])
+            if not self._train_end_s:
+                self._announce_train_end([process for process, _ in running])
             self._train_end_s = self._context.now_s
             return False
         if not running:
@@ -364,9 +364,6 @@ class Phases:
         return True
 
     def _announce_train_end(self, running: list[Process]) -> None:
-        if self._train_end_announced:
-            return
-        self._train_end_announced = True
         names = f"{running[0].name}" + (f" and {len(running) - 1} more" if running[1:] else "")
         text = (
             f"waiting for {ON_TRAIN_END} of {names}, at most {ON_TRAIN_END_S:.0f} s; to end the job"
