@@ -158,6 +158,8 @@ class Trained:
                 dense=outcome.dense,
                 ids=lookups.ids,
                 gradients=outcome.gradients,
+                squares=outcome.squares,
+                dense_squares=outcome.dense_squares,
             )
             self._pool.push(update, timeout_s=LIMIT_S)
             named.append((str(NAME), self._pushes, outcome.examples))

@@ -14,6 +14,7 @@ import os
 import statistics
 import sys
 import time
+from itertools import repeat
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -72,8 +73,10 @@ def main(kind: str, batch: int, seconds: float) -> None:
         outcome = step.train(features, label, lookups, pulled)
         marks.append(time.perf_counter())
         number += 1
-        for table, wanted, gradient in zip(tables, lookups.ids, outcome.gradients, strict=True):
-            table.apply(wanted, gradient, outcome.learning_rate, number)
+        for table, wanted, gradient, squares in zip(
+            tables, lookups.ids, outcome.gradients, outcome.squares or repeat(None), strict=False
+        ):
+            table.apply(wanted, gradient, outcome.learning_rate, number, squares)
         _native.update_dense(
             rule, weights, slots, np.ascontiguousarray(outcome.dense), outcome.learning_rate, number
         )

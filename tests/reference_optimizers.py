@@ -92,14 +92,22 @@ def _cast(number: float) -> np.float32:
 
 
 def update(
-    spec: OptimizerSpec, learning_rate: float, step: int, values: _Floats, gradients: _Floats
+    spec: OptimizerSpec,
+    learning_rate: float,
+    step: int,
+    values: _Floats,
+    gradients: _Floats,
+    squares: _Floats | None = None,
 ) -> None:
-    """Updates [1 + slots, ...] in place by gradients [...]: weights first, then slots.
+    """Updates [1 + slots, ...] in place by gradients [...]: weights first, then slots. `squares`:
+    what the rule takes for their squares.
 
     `step` is 1-based. Constants are rounded to the type of the values, as in Keras.
     """
     rounded = values.dtype.type
     rate = rounded(learning_rate)
+    if squares is None:
+        squares = gradients * gradients
     # Decoupled weight decay (AdamW): before the rule, as Keras does, with the same learning rate.
     if spec.weight_decay:
         values[0] -= values[0] * rounded(_cast(spec.weight_decay)) * rate
@@ -107,13 +115,13 @@ def update(
         case OptimizerKind.SGD:
             _sgd(spec, rate, values, gradients)
         case OptimizerKind.ADAM:
-            _adam(spec, rate, step, values, gradients)
+            _adam(spec, rate, step, values, gradients, squares)
         case OptimizerKind.ADAGRAD:
             weights, accumulator = values
-            accumulator += gradients * gradients
+            accumulator += squares
             weights -= rate * gradients / np.sqrt(accumulator + rounded(spec.epsilon))
         case OptimizerKind.FTRL:
-            _ftrl(spec, rate, values, gradients)
+            _ftrl(spec, rate, values, gradients, squares)
 
 
 def _sgd(spec: OptimizerSpec, rate: np.floating[Any], values: _Floats, gradients: _Floats) -> None:
@@ -127,7 +135,12 @@ def _sgd(spec: OptimizerSpec, rate: np.floating[Any], values: _Floats, gradients
 
 
 def _adam(
-    spec: OptimizerSpec, rate: np.floating[Any], step: int, values: _Floats, gradients: _Floats
+    spec: OptimizerSpec,
+    rate: np.floating[Any],
+    step: int,
+    values: _Floats,
+    gradients: _Floats,
+    squares: _Floats,
 ) -> None:
     weights, m, v = values[:3]
     rounded = values.dtype.type
@@ -140,17 +153,23 @@ def _adam(
     alpha = rate * np.sqrt(rest(spec.beta_2)) / rest(spec.beta_1)
     # Keras's order of operations: beta * m + (1 - beta) * g would round differently.
     m += (gradients - m) * rounded(1.0 - spec.beta_1)
-    v += (gradients * gradients - v) * rounded(1.0 - spec.beta_2)
+    v += (squares - v) * rounded(1.0 - spec.beta_2)
     if spec.amsgrad:
         values[3] = np.maximum(values[3], v)
         v = values[3]
     weights -= m * alpha / (np.sqrt(v) + rounded(spec.epsilon))
 
 
-def _ftrl(spec: OptimizerSpec, rate: np.floating[Any], values: _Floats, gradients: _Floats) -> None:
+def _ftrl(
+    spec: OptimizerSpec,
+    rate: np.floating[Any],
+    values: _Floats,
+    gradients: _Floats,
+    squares: _Floats,
+) -> None:
     weights, accumulator, linear = values
     rounded = values.dtype.type
-    raised = accumulator + gradients * gradients
+    raised = accumulator + squares
     powered = _ftrl_power(spec, raised)
     # McMahan et al. 2013, algorithm 1: per-coordinate learning rates.
     sigma = (powered - _ftrl_power(spec, accumulator)) / rate

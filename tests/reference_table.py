@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from elasticdl.embedding.spec import MAX_DIM, Dtype, OptimizerSpec, TableSpec
+from elasticdl.rpc.parameters import Squares
 from tests.reference_initializers import initial_weights
 from tests.reference_optimizers import idle, initial_slot, update
 
@@ -56,9 +57,16 @@ class Table(Protocol):
     def peek(self, ids: Int64s, view: int = LIVE) -> Floats:
         """Look rows up in a view without making any: missing ones read as their initial values."""
 
-    def apply(self, ids: Int64s, gradients: Floats, learning_rate: float, step: int) -> None:
+    def apply(
+        self,
+        ids: Int64s,
+        gradients: Floats,
+        learning_rate: float,
+        step: int,
+        squares: Squares | None = None,
+    ) -> None:
         """One update of the rows `ids` (distinct) by [len(ids), dim] gradients; makes missing rows
-        first.
+        first. `squares`: of the gradients that these are the sums of.
 
         `step` is the 1-based number of the model's update: Adam corrects the bias of every row by
         it, however often it was touched.
@@ -158,7 +166,14 @@ class ReferenceTable:
                     out[i] = rows[place, : self.dim]
             return out
 
-    def apply(self, ids: Int64s, gradients: Floats, learning_rate: float, step: int) -> None:
+    def apply(
+        self,
+        ids: Int64s,
+        gradients: Floats,
+        learning_rate: float,
+        step: int,
+        squares: Squares | None = None,
+    ) -> None:
         _require(ids, np.int64, 1)
         _require(gradients, self._dtype.value, 2, (len(ids), self.dim))
         if step < 1:
@@ -166,7 +181,15 @@ class ReferenceTable:
         with self._lock:
             places = self._make(ids)
             rows = self._settled(places, step - 1)
-            update(self._optimizer, learning_rate, step, self._parts(rows), gradients)
+            parts = self._parts(rows)
+            update(
+                self._optimizer,
+                learning_rate,
+                step,
+                parts,
+                gradients,
+                self._all(squares, gradients),
+            )
             self._rows[places] = rows
             for place in places:
                 # Updates may come out of order.
@@ -208,6 +231,18 @@ class ReferenceTable:
             for place, row in zip(places, values, strict=True):
                 self._rows[place] = row
                 self._last[place] = self._step, 0.0
+
+    def _all(self, squares: Squares | None, gradients: Floats) -> Floats:
+        """The squares of each row's gradients."""
+        each: Floats = gradients * gradients
+        if squares is not None:
+            marks, sums = squares
+            if len(marks) != (len(gradients) + 63) // 64:
+                raise ValueError(f"marks are {len(marks)} words: expected one for each 64 ids")
+            marked = np.unpackbits(marks.view(np.uint8), bitorder="little")[: len(gradients)] == 1
+            _require(sums, self._dtype.value, 2, (int(marked.sum()), self.dim))
+            each[marked] = sums
+        return each
 
     def _parts(self, rows: Floats) -> Floats:
         """The same memory as [1 + slots, rows, dim]."""

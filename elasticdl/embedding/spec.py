@@ -68,6 +68,11 @@ class OptimizerSpec(_Frozen):
     """Decoupled: weight -= weight * weight_decay * learning_rate, before the update. 0 is none."""
 
     @property
+    def squares(self) -> bool:
+        """Whether the rule squares gradients."""
+        return self.kind is not OptimizerKind.SGD
+
+    @property
     def slots(self) -> int:
         """Optimizer values kept beside each weight."""
         match self.kind:

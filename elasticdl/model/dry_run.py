@@ -36,8 +36,6 @@ class DryRunStep:
 
     loss: float
     nonfinite: str = ""
-    repeated_ids: bool = False
-    """Whether the step asks a table of the servers for an id more than once."""
 
 
 @final
@@ -73,8 +71,7 @@ class DryRun:
             return DryRunStep(alone.loss, alone.nonfinite)
         lookups = self.step.prepare(features, training=True)
         outcome = self.step.train(features, labels, lookups, self.pulled(lookups))
-        repeated = self.step.repeats_ids(features, lookups)
-        return DryRunStep(outcome.loss, outcome.nonfinite, repeated)
+        return DryRunStep(outcome.loss, outcome.nonfinite)
 
     def summary(self) -> dict[str, Any]:
         """The model's size, tables and optimizer, for people and programs."""

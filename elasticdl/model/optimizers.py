@@ -101,7 +101,7 @@ def clips(optimizer: Optimizer) -> bool:
 
 
 def clipped(optimizer: Optimizer, gradients: Sequence[Any]) -> list[Any]:
-    """Keras's own clipping, on whole gradients (a table's: summed, one row per distinct id)."""
+    """Keras's own clipping. Slices may stay slices, or become a tensor."""
     return list(optimizer._clip_gradients(list(gradients)))
 
 

@@ -314,7 +314,6 @@ class JobPreflight:
         if (training := self.data.get(Task.TRAINING)) is not None:
             outcome = dry_run.train(training.features, training.labels)
             tried["loss"] = outcome.loss
-            tried["repeated_ids"] = outcome.repeated_ids
             if outcome.nonfinite:
                 self.warnings.append(
                     f"the first batch yields NaN or infinity in {outcome.nonfinite} (loss"

@@ -23,7 +23,7 @@ from elasticdl.model.structure import Structure, fits, input_specs, relaxed
 from elasticdl.model.tracing import Batches, Function, Tracer
 from elasticdl.model.unique_ids import LookupPlan, Lookups, merged
 from elasticdl.model.usercode import user_code
-from elasticdl.rpc.parameters import Floats, Pulled
+from elasticdl.rpc.parameters import DenseSquares, Floats, Pulled, Squares
 
 __all__ = ["CompiledStep", "Lookups", "States", "StepOutcome"]
 
@@ -46,6 +46,9 @@ class StepOutcome:
     nonfinite: str = ""
     examples: float = 1.0
     """The number of values that the loss is the mean of; it weights the gradient in a step."""
+    squares: tuple[Squares, ...] = ()
+    """By table; () if the optimizer squares no gradient, or sums."""
+    dense_squares: DenseSquares | None = None
 
 
 @final
@@ -72,8 +75,6 @@ class CompiledStep:
         self._ps_model = ps_model
         self._module = module
         self._metrics = Metrics(module, ps_model.model)
-        self._dims = [table.dim for table in ps_model.parameters.tables]
-        self._dtype = ps_model.parameters.dtype
         self._tracing = threading.RLock()
         self._compiled: list[_Compiled] = []
         self._labels: Structure = None
@@ -94,11 +95,6 @@ class CompiledStep:
             graph, plan = self._ids(self._for(features, flat), training)
             return plan.lookups(graph(flat), self._ps_model)
 
-    def repeats_ids(self, features: Structure, lookups: Lookups) -> bool:
-        """Whether a training step asks a table for an id more than once."""
-        _, plan = self._ids(self._for(features, _flat(features)), training=True)
-        return plan.repeats_ids(lookups)
-
     def train(
         self, features: Structure, labels: Structure, lookups: Lookups, pulled: Pulled
     ) -> StepOutcome:
@@ -106,16 +102,23 @@ class CompiledStep:
         flat = _flat(features)
         with self._user_code("the training step"):
             compiled = self._for(features, flat)
-            (function, merges), plan = self._function(compiled, "train", labels)
+            (function, layout), plan = self._function(compiled, "train", labels)
             arguments = self._arguments(plan, lookups, pulled, flat, labels)
             loss, examples, dense, *rest = function(*arguments)
         # With a Keras schedule the graph computes the rate and returns it last.
         rate = float(rest.pop()) if self._schedule is not None else self._rate(pulled.version)
-        rows = [_array(tensor) for tensor in rest]
-        gradients = (
-            tuple(rows) if merges else merged(rows, lookups, plan.sites, self._dims, self._dtype)
+        arrays = [_array(tensor) for tensor in rest]
+        dense_squares = DenseSquares(layout.spans, arrays.pop(0)) if layout.spans else None
+        rows = merged(arrays, lookups, plan.sites, layout, self._ps_model)
+        outcome = StepOutcome(
+            float(loss),
+            _array(dense),
+            rows.sums,
+            rate,
+            examples=float(examples),
+            squares=rows.squares,
+            dense_squares=dense_squares,
         )
-        outcome = StepOutcome(float(loss), _array(dense), gradients, rate, examples=float(examples))
         return outcome if _finite(outcome) else self._blamed(outcome)
 
     def evaluate(
@@ -195,7 +198,7 @@ class CompiledStep:
             with self._tracing:
                 graph = trace_ids(self._ps_model, self._module, compiled.specs, training=training)
                 traced = compiled.graphs.setdefault(
-                    training, (graph, LookupPlan.of(graph, len(self._dims)))
+                    training, (graph, LookupPlan.of(graph, len(self._ps_model.tables)))
                 )
         return traced
 
@@ -225,7 +228,7 @@ class CompiledStep:
                 )
                 match kind:
                     case "train":
-                        traced = (specs, tracer.trained(self._schedule), tracer.merges)
+                        traced = (specs, *tracer.trained(self._schedule))
                     case "evaluate":
                         traced = (specs, tracer.evaluated(), None)
                     case _:

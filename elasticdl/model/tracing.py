@@ -21,10 +21,10 @@ from elasticdl.formatting import amount
 from elasticdl.model import embedding_hooks
 from elasticdl.model.building import outputs_of
 from elasticdl.model.embedding_hooks import Tensor
+from elasticdl.model.gradients import GradientLayout, Rows, StepGradients
 from elasticdl.model.ids import LookupSite
 from elasticdl.model.metrics import Metrics
 from elasticdl.model.module import ModelModule
-from elasticdl.model.optimizers import clipped, clips
 from elasticdl.model.ps_model import PsModel
 from elasticdl.model.structure import Structure
 from elasticdl.model.traced_function import TracedFunction, runs_python
@@ -91,15 +91,15 @@ class Tracer:
         self._metrics = metrics
         self._batches = batches
 
-    def trained(self, schedule: keras.optimizers.schedules.LearningRateSchedule | None) -> Function:
-        """The training function.
+    def trained(
+        self, schedule: keras.optimizers.schedules.LearningRateSchedule | None
+    ) -> tuple[Function, GradientLayout]:
+        """The training function, and where gradients are in its results.
 
-        -> [loss, number of values in its mean, flat gradient and differences, gradient of each
-        table or lookup, learning rate if `schedule`].
-
-        With clipping, a frozen layer or a regularised layer, the gradients of rows are merged: one
-        tensor per table (see `merges`). Otherwise there is one tensor per lookup.
+        -> [loss, number of values in its mean, flat gradient and differences, what the layout says,
+        learning rate if `schedule`].
         """
+        layouts: list[GradientLayout] = []
 
         def step(*flat: Tensor) -> list[Tensor]:
             inputs = self._inputs(flat)
@@ -119,7 +119,7 @@ class Tracer:
             regularised = [inputs.rows[table] for table in self._regularised]
             sources = [*trainable, *inputs.looked_up, *regularised]
             connected = _connected(tape.gradient(loss, sources), sources, self._module)
-            gradients, rows = self._whole(inputs, connected)
+            gradients, rows = self._gradients(inputs, connected, layouts)
             differences = [
                 scope.get_current_value(self._ps_model.variables[index]) - piece
                 for index, piece in list(enumerate(inputs.pieces))[self._trainable :]
@@ -136,7 +136,8 @@ class Tracer:
             rate = [tf.cast(schedule(inputs.version), self._dtype)] if schedule is not None else []
             return [loss, tf.cast(examples, tf.float32), flat_gradient, *rows, *rate]
 
-        return self._traced(step)
+        function = self._traced(step)
+        return function, layouts[-1]
 
     def evaluated(self) -> Function:
         """The evaluation function. It adds a batch to the metrics; -> [loss]."""
@@ -186,15 +187,6 @@ class Tracer:
                     hint="return dense tensors: outputs.to_tensor(shape=[None, WIDTH]), or"
                     " tf.sparse.to_dense(outputs)",
                 )
-
-    @property
-    def merges(self) -> bool:
-        """Whether the graph merges rows' gradients: clipping and regularisation need whole rows."""
-        return (
-            clips(self._ps_model.optimizer)
-            or bool(self._regularised)
-            or any(not layer.trainable for layer in self._ps_model.tables)
-        )
 
     @property
     def _dtype(self) -> str:
@@ -344,43 +336,22 @@ class Tracer:
         more = [tf.cast(tf.reduce_sum(loss), self._dtype) for loss in losses]
         return (tf.add_n([value, *more]) if more else value), count
 
-    def _whole(
-        self, inputs: _Inputs, gradients: Sequence[Tensor]
+    def _gradients(
+        self, inputs: _Inputs, gradients: Sequence[Any], layouts: list[GradientLayout]
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Gradients of dense variables and of rows; the latter merged and clipped if `merges`."""
-        count, lookups = self._trainable, len(inputs.looked_up)
-        dense, rows = (
-            [tf.convert_to_tensor(gradient_of) for gradient_of in gradients[:count]],
-            list(gradients[count : count + lookups]),
+        """Gradients of dense variables, and what follows them; notes the layout of the latter."""
+        rows = Rows(inputs.rows, inputs.positions, self._batches.sites)
+        dense, lookups = self._trainable, self._trainable + len(inputs.looked_up)
+        made = StepGradients.of(
+            self._ps_model,
+            rows,
+            gradients[:dense],
+            gradients[dense:lookups],
+            dict(zip(self._regularised, gradients[lookups:], strict=True)),
         )
-        if not self.merges:
-            return dense, rows
-        merged = [self._merged(inputs, table, rows) for table in range(len(inputs.rows))]
-        for table, gradient in zip(self._regularised, gradients[count + lookups :], strict=True):
-            # A regularizer depends on rows directly, once for each distinct id.
-            merged[table] += gradient
-        moving = [table for table, layer in enumerate(self._ps_model.tables) if layer.trainable]
-        # Frozen tables stay out: their gradients must not count in a global norm.
-        every = clipped(self._ps_model.optimizer, [*dense, *(merged[table] for table in moving)])
-        still = [tf.zeros_like(gradient_of) for gradient_of in merged]
-        for table, gradient in zip(moving, every[count:], strict=True):
-            still[table] = gradient
-        return every[:count], still
-
-    def _merged(self, inputs: _Inputs, table: int, rows: Sequence[Tensor]) -> Tensor:
-        """Sum the gradients of a table's rows by distinct id: [n, dim]."""
-        dim, count = inputs.rows[table].shape[1], tf.shape(inputs.rows[table])[0]
-        parts = [
-            (site.array, gradient)
-            for site, gradient in zip(self._batches.sites, rows, strict=True)
-            if site.table == table
-        ]
-        total = tf.zeros_like(inputs.rows[table])
-        for array, gradient in parts:
-            total += tf.math.unsorted_segment_sum(
-                tf.reshape(gradient, [-1, dim]), tf.reshape(inputs.positions[array], [-1]), count
-            )
-        return total
+        results, layout = made.results()
+        layouts.append(layout)
+        return made.sums(), results
 
     def _keep_local_state(self, scope: keras.StatelessScope) -> None:
         """Assign seeds and counters: they stay in this process."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
@@ -10,13 +9,13 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from elasticdl.embedding.spec import Dtype
 from elasticdl.errors import UserError
 from elasticdl.model import embedding_hooks
+from elasticdl.model.gradients import GradientLayout
 from elasticdl.model.ids import IdGraph, LookupSite
 from elasticdl.model.ps_model import PsModel
 from elasticdl.native import _native
-from elasticdl.rpc.parameters import Floats, Int64s
+from elasticdl.rpc.parameters import Floats, Int64s, Squares
 
 
 @final
@@ -87,13 +86,6 @@ class LookupPlan:
         positions = [unique[group][1][place] for group, place in self.slots]
         return Lookups(ids, tuple(positions[site.array] for site in self.sites))
 
-    def repeats_ids(self, lookups: Lookups) -> bool:
-        """Whether one or several lookups of a table ask for an id more than once."""
-        asked = Counter[int]()
-        for site, positions in zip(self.sites, lookups.positions, strict=True):
-            asked[site.table] += positions.size
-        return any(count > lookups.ids[table].size for table, count in asked.items())
-
     def _wrapped(self, arrays: Sequence[Int64s], ps_model: PsModel) -> Sequence[Int64s]:
         """Map negative ids of a bounded vocabulary to rows from the end, as Keras does."""
         wrapped = list(arrays)
@@ -145,28 +137,70 @@ def _check(ids: Int64s, layer: object) -> None:
         )
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class RowGradients:
+    """What a batch has for the rows of its distinct ids, by table.
+
+    `sums[t]` is [n_t, dim]: the gradients of each id, added. `squares`: those of ids that come
+    several times; () if nobody needs them, or no id does.
+    """
+
+    sums: tuple[Floats, ...]
+    squares: tuple[Squares, ...] = ()
+
+
 def merged(
     gradients: Sequence[Floats],
     lookups: Lookups,
     sites: Sequence[LookupSite],
-    tables: Sequence[int],
-    dtype: Dtype,
-) -> tuple[Floats, ...]:
-    """Sum gradients of lookups by distinct id: [*shape of ids, dim] -> [n_t, dim].
+    layout: GradientLayout,
+    ps_model: PsModel,
+) -> RowGradients:
+    """Merge gradients of lookups, [*shape of ids, dim], by distinct id; `layout` has their order.
 
-    `tables` are the dims of the tables. Releases the GIL.
+    Releases the GIL.
     """
-    sums: list[Floats | None] = [None] * len(tables)
-    for number, site in enumerate(sites):
-        dim = tables[site.table]
-        positions = lookups.positions[number].reshape(-1)
-        rows = _native.merge_rows(
-            gradients[number].reshape(-1, dim), positions, len(lookups.ids[site.table])
-        )
-        before = sums[site.table]
-        # In place: `before` belongs to this call, and a table may be large.
-        sums[site.table] = rows if before is None else np.add(before, rows, out=before)
-    return tuple(
-        np.zeros((0, dim), dtype.value) if total is None else total
-        for total, dim in zip(sums, tables, strict=True)
-    )
+    spec, left = ps_model.parameters, iter(gradients)
+    values: list[list[Floats]] = [[] for _ in spec.tables]
+    positions: list[list[NDArray[np.int32]]] = [[] for _ in spec.tables]
+    for site, places in zip(sites, lookups.positions, strict=True):
+        if site.table not in layout.whole:
+            values[site.table].append(next(left).reshape(-1, spec.tables[site.table].dim))
+            positions[site.table].append(places.reshape(-1))
+    whole = {table: next(left) for table in layout.whole}
+    squared = {table: next(left) for table in layout.squared}
+    sums, squares = list[Floats](), list[Squares]()
+    marks: dict[tuple[int, ...], NDArray[np.uint64]] = {}
+    for number, (table, ids) in enumerate(zip(spec.tables, lookups.ids, strict=True)):
+        parts = values[number], positions[number], ids.size
+        none = np.zeros((0, table.dim), spec.dtype.value)
+        sums.append(whole[number] if number in whole else _summed(*parts, none))
+        if number in squared:
+            squares.append((np.full(-(-ids.size // 64), 2**64 - 1, np.uint64), squared[number]))
+        elif spec.optimizer.squares and values[number]:
+            # Of tables that look up the same ids, the same ones repeat.
+            same = tuple(site.array for site in sites if site.table == number)
+            if same not in marks:
+                marks[same] = _native.mark_repeated(positions[number], ids.size)
+            given = values[number], positions[number], marks[same], ids.size
+            squares.append((marks[same], _native.merge_squares(*given)))
+        else:
+            squares.append((np.zeros(-(-ids.size // 64), np.uint64), none))
+    repeated = any(part.size for _, part in squares)
+    return RowGradients(tuple(sums), tuple(squares) if repeated else ())
+
+
+def _summed(
+    values: Sequence[Floats], positions: Sequence[NDArray[np.int32]], count: int, none: Floats
+) -> Floats:
+    if not values:
+        return none
+    parts = [
+        _native.merge_rows(value, places, count)
+        for value, places in zip(values, positions, strict=True)
+    ]
+    for part in parts[1:]:
+        # In place: it belongs to this call, and a table may be large.
+        np.add(parts[0], part, out=parts[0])
+    return parts[0]

@@ -99,6 +99,7 @@ class Table:
         gradients: Weights,
         learning_rate: float,
         step: int,
+        squares: tuple[NDArray[np.uint64], Weights] | None = None,
     ) -> None: ...
     def advance(self, step: int, learning_rate: float = 0.0) -> None: ...
     def begin_view(self, view: int) -> None: ...
@@ -114,6 +115,14 @@ def unique_ids(ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.in
 
 def merge_rows(values: Weights, positions: NDArray[np.int32], count: int) -> Weights:
     """[count, dim]: out[positions[i]] += values[i], in order."""
+
+def mark_repeated(positions: list[NDArray[np.int32]], count: int) -> NDArray[np.uint64]:
+    """A bit for each row that has several positions, uint64[words of 64 rows]."""
+
+def merge_squares(
+    values: list[Weights], positions: list[NDArray[np.int32]], marks: NDArray[np.uint64], count: int
+) -> Weights:
+    """Of the rows that are marked, the sums of the squares of their values, [such rows, dim]."""
 
 def update_dense(
     spec: OptimizerSpec,
@@ -207,6 +216,9 @@ class Pool:
         dense: Weights | None,
         ids: list[NDArray[np.int64]],
         gradients: list[Weights],
+        squares: list[tuple[NDArray[np.uint64], Weights]],
+        spans: list[tuple[int, int]],
+        dense_squares: Weights | None,
         newest: Weights | None,
         timeout_s: float,
     ) -> tuple[list[int], list[int], list[float], list[tuple[str, int]], bool, int]:

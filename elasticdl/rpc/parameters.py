@@ -20,6 +20,25 @@ Floats: TypeAlias = NDArray[np.floating[Any]]
 """float32 or float64, as the spec's dtype says."""
 Int64s: TypeAlias = NDArray[np.int64]
 
+Squares: TypeAlias = tuple[NDArray[np.uint64], Floats]
+"""Of the ids of a table that a minibatch has more than once: a bit for each in uint64[words of 64],
+and the sums of the squares of their gradients, [such ids, dim].
+
+Keras squares each of these gradients, so the square of their sum would be another optimizer.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class DenseSquares:
+    """The same of embeddings that are no tables: all their weights, in spans of the flat vector.
+
+    `spans` are (begin, end) in their order, `sums` is [weights in all spans].
+    """
+
+    spans: tuple[tuple[int, int], ...]
+    sums: Floats
+
+
 ALIGNMENT = 64
 """TensorFlow uses an array in place if it begins at a multiple of so many bytes."""
 
@@ -62,7 +81,8 @@ class Update:
     `dense` is [trainable_size + additive_size] or None: gradients, then differences for the
     additive part.
     `ids[t]` are distinct; `gradients[t]` is [len(ids[t]), dim of table t], duplicates
-    already summed.
+    already summed. `squares[t]` has the squares of these; () if no id repeats. `dense_squares` has
+    those of gradients in `dense`; all others are squared by the servers.
     `versions` are those of the pull that the step computed on: servers measure staleness by them.
     """
 
@@ -73,6 +93,8 @@ class Update:
     dense: Floats | None
     ids: tuple[Int64s, ...] = field(default=())
     gradients: tuple[Floats, ...] = field(default=())
+    squares: tuple[Squares, ...] = field(default=())
+    dense_squares: DenseSquares | None = field(default=None)
 
 
 @dataclass(frozen=True, slots=True)

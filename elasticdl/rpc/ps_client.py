@@ -179,6 +179,11 @@ class ServerPool:
         self._known()
         applied = [update.applied.shard, update.applied.attempt, update.applied.offset]
         ids, gradients = list(update.ids), list(update.gradients)
+        squares = list(update.squares)
+        spans: list[tuple[int, int]] = []
+        dense_squares: Floats | None = None
+        if update.dense_squares is not None:
+            spans, dense_squares = list(update.dense_squares.spans), update.dense_squares.sums
 
         def attempt(
             to: _Servers, left_s: float
@@ -195,6 +200,9 @@ class ServerPool:
                 update.dense,
                 ids,
                 gradients,
+                squares,
+                spans,
+                dense_squares,
                 self._newest,
                 left_s,
             )

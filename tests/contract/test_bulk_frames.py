@@ -28,14 +28,14 @@ from tests.waiting import until
 pytestmark = pytest.mark.contract
 
 HEADER = struct.Struct("<IHBBQQ")
-MAGIC, VERSION = 0x314C4445, 5
+MAGIC, VERSION = 0x314C4445, 6
 HELLO, INITIALISE, PULL, PUSH, ROWS, PROVE, PACKED_PULL, PACKED_PUSH = range(1, 9)
 OK, USER, TRANSIENT, REFUSED, EMPTY = 0, 1, 2, 3, 4
 
 
 def proof(side: str, token: str, nonce: bytes, hello: bytes) -> bytes:
     """As rpc/native/greeting.h has it, by Python's own implementation."""
-    message = f"elasticdl bulk plane 5, {side}:".encode() + nonce + hello
+    message = f"elasticdl bulk plane 6, {side}:".encode() + nonce + hello
     return hmac.digest(token.encode(), message, "sha256")
 
 
@@ -148,9 +148,17 @@ def packed_pull(precision: int = 0) -> bytes:
     return struct.pack("<qIIII", -1, 0, 1, precision, 0)
 
 
-def packed_push(dense: int = 0) -> bytes:
+def packed_push(dense: int = 0, spans: int = 0, precision: int = 0) -> bytes:
     """The head of a packed push to one table."""
-    return struct.pack("<qqqqqdQIIII", 1, 0, 0, 0, 0, 0.1, dense, 1, 0, 0, 0)
+    return struct.pack("<qqqqqdQIIII", 1, 0, 0, 0, 0, 0.1, dense, 1, spans, precision, 0)
+
+
+def pushed(ids: int = 0, **head: int) -> bytes:
+    """Head and counts of a plain push of one table."""
+    values = {"sequence": 1, "shard": 0, "attempt": 0, "offset": 0, "dense": 0, "spans": 0, **head}
+    sequence, shard, attempt, offset, dense, spans = values.values()
+    front = struct.pack("<qqqqqdQII", sequence, shard, attempt, offset, 0, 0.1, dense, 1, spans)
+    return front + struct.pack("<Q", ids)
 
 
 def coded_zeros(count: int) -> bytes:
@@ -192,7 +200,7 @@ def test_a_worker_of_another_version_is_told_so(stage: Stage) -> None:
     with Raw(stage.addresses[0]) as raw:
         raw.send(HEADER.pack(MAGIC, VERSION - 1, HELLO, 0, 9, 64) + bytes(64))
         status, message = raw.answer(HELLO)
-        assert status == USER and b"the worker version 4: all processes of a job must" in message
+        assert status == USER and b"the worker version 5: all processes of a job must" in message
         assert raw.closed()
     assert stage.servers[0].statistics()["bad_frames"] == 1
 
@@ -211,7 +219,7 @@ def test_a_worker_says_that_a_server_has_another_version() -> None:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         pool = ServerPool([address], "worker-0", shown(1, "worker-0"))
         stack.callback(pool.close)
-        with pytest.raises(TransientError, match=r"it speaks version 6 .* this worker version 5"):
+        with pytest.raises(TransientError, match=r"it speaks version 7 .* this worker version 6"):
             pool.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=1.0)
         thread.join(LIMIT_S)
 
@@ -237,17 +245,26 @@ def test_nothing_is_answered_before_a_hello_with_the_token(stage: Stage) -> None
         (PULL, struct.pack("<qIIQ", -1, 0, 1, 2**61), "before what its counts say"),
         (PULL, struct.pack("<qIIQ", -1, 0, 1, 3) + bytes(23), "ends 1 bytes before"),
         (PULL, struct.pack("<qIIQ", -1, 0, 1, 1) + bytes(9), "1 bytes more than its counts say"),
+        (PUSH, pushed(dense=5) + bytes(20), "5 dense values for a slice of 6"),
+        (PUSH, pushed(sequence=0), "push number 0"),
+        (PUSH, pushed(dense=2**63), "dense values"),
+        # One id, which is marked, with its gradient and half of its squares.
+        (PUSH, pushed(ids=1) + struct.pack("<qQ", 7, 1) + bytes(12), "ends 4 bytes before"),
+        (PUSH, pushed(ids=1) + struct.pack("<qQ", 7, 2) + bytes(16), "8 bytes more"),
+        (PUSH, pushed(spans=1) + struct.pack("<QQ", 0, 1), "squares of dense weights 0 to 1 of 0"),
+        (PUSH, pushed(dense=6, spans=1) + struct.pack("<QQ", 2, 7) + bytes(44), "2 to 7 of 6"),
+        (PUSH, pushed(dense=6, spans=1) + struct.pack("<QQ", 2, 2) + bytes(24), "2 to 2 of 6"),
         (
             PUSH,
-            struct.pack("<qqqqqdQIIQ", 1, 0, 0, 0, 0, 0.1, 5, 1, 0, 0) + bytes(20),
-            "5 dense values for a slice of 6",
+            pushed(dense=6, spans=2) + struct.pack("<QQQQ", 2, 4, 3, 5) + bytes(40),
+            "3 to 5 of 6",
         ),
-        (PUSH, struct.pack("<qqqqqdQIIQ", 0, 0, 0, 0, 0, 0.1, 0, 1, 0, 0), "push number 0"),
-        (PUSH, struct.pack("<qqqqqdQIIQ", 1, 0, 0, 0, 0, 0.1, 2**63, 1, 0, 0), "dense values"),
+        (PUSH, pushed(dense=6, spans=2**32 - 1) + bytes(99), "before what its counts say"),
+        (PUSH, pushed(dense=6, spans=1) + struct.pack("<QQ", 1, 3) + bytes(28), "ends 4 bytes"),
         # Every fence and every cut would have to name it to the master.
-        (PUSH, struct.pack("<qqqqqdQIIQ", 1, -1, 0, 0, 0, 0.1, 0, 1, 0, 0), "shard -1"),
-        (PUSH, struct.pack("<qqqqqdQIIQ", 1, 0, -1, 0, 0, 0.1, 0, 1, 0, 0), "attempt -1"),
-        (PUSH, struct.pack("<qqqqqdQIIQ", 1, 0, 0, -1, 0, 0.1, 0, 1, 0, 0), "offset -1"),
+        (PUSH, pushed(shard=-1), "shard -1"),
+        (PUSH, pushed(attempt=-1), "attempt -1"),
+        (PUSH, pushed(offset=-1), "offset -1"),
         (ROWS, struct.pack("<qIIQQ", -1, 7, 0, 0, 10), "there is no table 7"),
         (PACKED_PULL, struct.pack("<qIIII", -1, 0, 2, 0, 0), "ids of 2 tables"),
         (PACKED_PULL, packed_pull() + struct.pack("<I", 1), "table 0 has the ids of table 1"),
@@ -257,14 +274,34 @@ def test_nothing_is_answered_before_a_hello_with_the_token(stage: Stage) -> None
         (PACKED_PULL, packed_pull(precision=2) + struct.pack("<IQ", 0, 0), "precision 2"),
         (PACKED_PULL, packed_pull() + struct.pack("<IQB", 0, 0, 1), "1 bytes more"),
         (PACKED_PUSH, packed_push(dense=5) + struct.pack("<IQ", 0, 0), "5 dense values"),
-        (PACKED_PUSH, packed_push() + struct.pack("<IQq", 0, 1, 7), "fewer gradients than"),
-        (PACKED_PUSH, packed_push() + struct.pack("<IQqB", 0, 1, 7, 1) + bytes(8), "method 1"),
+        (PACKED_PUSH, packed_push() + struct.pack("<IQq", 0, 1, 7), "ends 8 bytes before"),
+        (PACKED_PUSH, packed_push() + struct.pack("<IQqQ", 0, 1, 7, 0), "fewer gradients than"),
+        (PACKED_PUSH, packed_push() + struct.pack("<IQqQB", 0, 1, 7, 0, 1) + bytes(8), "method 1"),
         (
             PACKED_PUSH,
-            packed_push() + struct.pack("<IQqB", 0, 1, 7, 0) + bytes(7),
+            packed_push() + struct.pack("<IQqQB", 0, 1, 7, 0, 0) + bytes(7),
             "1 bytes before",
         ),
-        (PACKED_PUSH, packed_push() + struct.pack("<IQqB", 0, 1, 7, 0) + bytes(9), "1 bytes more"),
+        (
+            PACKED_PUSH,
+            packed_push() + struct.pack("<IQqQB", 0, 1, 7, 0, 0) + bytes(10),
+            "1 bytes more",
+        ),
+        (
+            PACKED_PUSH,
+            packed_push() + struct.pack("<IQqQB", 0, 1, 7, 1, 0) + bytes(2),
+            "fewer gradients than",
+        ),
+        (
+            PACKED_PUSH,
+            packed_push(spans=1) + struct.pack("<IQQQ", 0, 0, 0, 1),
+            "squares of dense weights 0 to 1 of 0",
+        ),
+        (
+            PACKED_PUSH,
+            packed_push(dense=6, spans=1) + struct.pack("<IQQQ", 0, 0, 0, 6) + bytes(11),
+            "fewer gradients than",
+        ),
         (INITIALISE, struct.pack("<qQQ", 0, 2**63, 0), "makes no sense"),
         (INITIALISE, struct.pack("<qQQ", 0, 8, 0) + b"\xff" * 8, "before what its counts say"),
     ],
@@ -285,7 +322,7 @@ def test_counts_that_do_not_fit_are_the_senders_error(
 def test_a_connection_that_said_it_does_not_push_may_not(stage: Stage) -> None:
     with Raw(stage.addresses[0]) as raw:
         assert raw.greet(pushes=0)[0] == OK
-        status, message = raw.ask(PUSH, struct.pack("<qqqqqdQIIQ", 1, 0, 0, 0, 0, 0.1, 0, 1, 0, 0))
+        status, message = raw.ask(PUSH, pushed())
         assert status == USER and b"does not push" in message
 
 
@@ -340,7 +377,7 @@ def test_packed_pushes_that_wait_take_the_memory_of_what_was_sent() -> None:
     spec = counting_spec(dim=1)
     head = struct.pack("<qqqqqdQIIII", 1, 0, 0, 0, 0, 0.1, 0, 1, 0, 1, 0)
     ids = struct.pack("<IQq", 0, count, 0) + b"\x01" * (count - 1)
-    payload = head + ids + coded_zeros(count)
+    payload = head + ids + bytes(8 * ((count + 63) // 64)) + coded_zeros(count) + b"\0"
     try:
         stage.pool().initialise(spec, np.zeros(6, np.float32), timeout_s=LIMIT_S)
         assert stage.servers[0].gate(LIMIT_S) == {}
@@ -430,19 +467,22 @@ def test_a_version_that_leaves_no_room_to_count_is_refused() -> None:
 def fuzzed(choose: random.Random) -> tuple[int, bytes]:
     """A frame of any kind: a plain push, or a packed pull or push, with some of it changed."""
     dense = 6
-    plain = struct.pack("<qqqqqdQIIQ", 1, 0, 0, 0, 0, 0.1, dense, 1, 0, 2) + bytes(16 + 24 + 16)
+    plain = pushed(ids=2, dense=dense, spans=1) + bytes(16) + struct.pack("<QQQ", 3, 1, 4)
+    plain += bytes(24 + 12 + 16 + 16)
     count = choose.choice([1, 200, 400])
     ids = struct.pack("<IQq", 0, count, -5) + bytes(choose.randrange(128) for _ in range(count - 1))
     pull = struct.pack("<qIIII", -1, choose.randrange(2), 1, choose.randrange(3), 0) + ids
     few = b"\0" + bytes(2 * dense) + b"\0"  # two slices, one of them empty
     gradients = coded_zeros(2 * count) if count >= 200 else b"\0" + bytes(4 * count)
-    push = struct.pack("<qqqqqdQIIII", 1, 0, 0, 0, 0, 0.1, dense, 1, 0, 1, 0)
+    marks = struct.pack("<Q", 1) + bytes(8 * ((count + 63) // 64 - 1)) + struct.pack("<QQ", 2, 5)
+    squares = b"\0" + bytes(2 * 3), b"\0" + bytes(2 * 2)
+    push = packed_push(dense, spans=1, precision=1)
     kinds = [HELLO, INITIALISE, PULL, PUSH, ROWS, PROVE, 7, 8, 9, 255]
     kind, whole = choose.choice(
         [
             (choose.choice(kinds), plain),
             (PACKED_PULL, pull),
-            (PACKED_PUSH, push + ids + few + gradients),
+            (PACKED_PUSH, push + ids + marks + few + squares[0] + gradients + squares[1]),
         ]
     )
     payload = bytearray(whole)

@@ -49,10 +49,17 @@ class OneServer:
         size = self.spec.trainable_size
         self.version += 1
         rate = outcome.learning_rate
-        update(self.spec.optimizer, rate, self.version, self.values, outcome.dense[:size])
+        gradients = outcome.dense[:size]
+        squares = gradients * gradients
+        if outcome.dense_squares is not None:
+            places = [np.arange(*span) for span in outcome.dense_squares.spans]
+            squares[np.concatenate(places)] = outcome.dense_squares.sums
+        update(self.spec.optimizer, rate, self.version, self.values, gradients, squares)
         self.additive += outcome.dense[size:]
-        for table, ids, gradient in zip(self.tables, lookups.ids, outcome.gradients, strict=True):
-            table.apply(ids, np.ascontiguousarray(gradient), rate, self.version)
+        for number, (table, ids) in enumerate(zip(self.tables, lookups.ids, strict=True)):
+            rows = np.ascontiguousarray(outcome.gradients[number])
+            given = outcome.squares[number] if outcome.squares else None
+            table.apply(ids, rows, rate, self.version, given)
 
 
 HEADER = """
@@ -117,6 +124,14 @@ def custom_model():
     both = layers.Concatenate()([layers.Flatten()(e(ids)), layers.Flatten()(e((ids * 7 + 3) % 50))])
     return keras.Model({"ids": ids}, layers.Dense(1)(both))
 """
+TWICE = """
+def custom_model():
+    ids = keras.Input((3,), dtype="int64", name="ids")
+    x = keras.Input((4,), name="x")
+    e, twice = Embedding(50, 4), Embedding(50, 4)
+    parts = [layers.Flatten()(part) for part in (e(ids), twice(ids), twice((ids + 3) % 7))]
+    return keras.Model({"ids": ids, "x": x}, layers.Dense(1)(layers.Concatenate()([*parts, x])))
+"""
 NORMED = """
 def custom_model():
     ids = keras.Input((3,), dtype="int64", name="ids")
@@ -138,9 +153,9 @@ OPTIMIZERS = {
     "sgd": "keras.optimizers.SGD(0.3)",
     "adagrad": "keras.optimizers.Adagrad(0.1)",
     "schedule": "keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.7))",
-    "clipnorm": "keras.optimizers.SGD(0.3, clipnorm=0.02)",
+    "clipnorm": "keras.optimizers.Adagrad(0.1, clipnorm=0.02)",
     "clipvalue": "keras.optimizers.Adagrad(0.1, clipvalue=0.01)",
-    "global_clipnorm": "keras.optimizers.SGD(0.3, global_clipnorm=0.05)",
+    "global_clipnorm": "keras.optimizers.Adagrad(0.1, global_clipnorm=0.05)",
 }
 
 
@@ -175,12 +190,13 @@ def plain(module: ModelModule, ps_model: PsModel, features: Any) -> keras.Model:
         if isinstance(layer, keras.layers.Embedding)
     }
     tables = list(ps_model.parameters.tables)
-    for layer in layers.values():
+    for layer in layers.values() if tables else ():
         table = tables.pop(0)
         layer.embeddings.assign(
             initial_weights(table.initializer, table.seed, np.arange(layer.input_dim), table.dim)
         )
-    dense = [one for one in model.trainable_variables if not one.path.endswith("/embeddings")]
+    served = "/embeddings" if ps_model.parameters.tables else "none"
+    dense = [one for one in model.trainable_variables if not one.path.endswith(served)]
     dense += [one for one in model.non_trainable_variables if "moving" in one.path]
     for theirs, ours in zip(dense, ps_model.variables, strict=True):
         theirs.assign(ours)
@@ -242,10 +258,7 @@ def same_as_keras(module: ModelModule, choose: Callable[[dict[str, np.ndarray]],
             loss = module.loss(tf.constant(labels), model(features, training=True)) + sum(
                 model.losses
             )
-        # As one tensor each: of tf.IndexedSlices, Keras squares and clips an id's duplicates one by
-        # one.
-        sparse = tape.gradient(loss, [one.value for one in model.trainable_variables])
-        gradients = [tf.convert_to_tensor(one) for one in sparse]
+        gradients = tape.gradient(loss, [one.value for one in model.trainable_variables])
         optimizer.apply(gradients, model.trainable_variables)
         np.testing.assert_allclose(outcome.loss, float(loss), rtol=1e-5)
         server.push(lookups, outcome)
@@ -268,24 +281,25 @@ def same_as_keras(module: ModelModule, choose: Callable[[dict[str, np.ndarray]],
         np.testing.assert_allclose(table.peek(np.arange(len(matrix))), matrix, rtol=2e-5, atol=2e-6)
 
 
-def test_adagrad_equals_keras_fit_where_no_id_comes_twice_in_a_batch(tmp_path: Path) -> None:
-    fit_equals(tmp_path, OPTIMIZERS["adagrad"], lambda rng: rng.permutation(50)[:48].reshape(16, 3))
-
-
-def test_sgd_equals_keras_fit_whatever_comes_twice(tmp_path: Path) -> None:
-    fit_equals(tmp_path, OPTIMIZERS["sgd"], lambda rng: rng.integers(0, 50, (16, 3)))
-
-
-def fit_equals(
-    tmp_path: Path, optimizer: str, draw: Callable[[np.random.Generator], np.ndarray]
+@pytest.mark.parametrize("threshold_bytes", [0, 1 << 20], ids=["tables", "dense"])
+@pytest.mark.parametrize("body", [FUNCTIONAL, TWICE], ids=["two layers", "a layer called twice"])
+@pytest.mark.parametrize(
+    "optimizer", ["SGD(0.3)", "Adagrad(0.1)", "Adam(0.05, amsgrad=True)", "Ftrl(0.1)"]
+)
+def test_training_equals_keras_fit_whatever_comes_twice(
+    tmp_path: Path, optimizer: str, body: str, threshold_bytes: int
 ) -> None:
-    module = module_with(tmp_path, FUNCTIONAL, optimizer)
+    module = module_with(tmp_path, body, f"keras.optimizers.{optimizer}")
     rng = np.random.default_rng(1)
     data = [
-        (only({**batch(n)[0], "ids": draw(rng)}, "ids", "x"), tf.constant(batch(n)[1]))
+        (
+            only({**batch(n)[0], "ids": rng.integers(0, 7, (16, 3))}, "ids", "x"),
+            tf.constant(batch(n)[1]),
+        )
         for n in range(5)
     ]
-    ps_model = PsModel.build(module, {}, threshold_bytes=0, seed=5)
+    ps_model = PsModel.build(module, {}, threshold_bytes=threshold_bytes, seed=5)
+    assert bool(ps_model.parameters.tables) is (threshold_bytes == 0)
     step, server = CompiledStep(ps_model, module), OneServer(ps_model)
     model = plain(module, ps_model, data[0][0])
     for features, labels in data:
@@ -295,7 +309,7 @@ def fit_equals(
     everything = tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *data)
     model.fit(*everything, batch_size=16, shuffle=False, verbose=0)
     ids, x = (
-        tf.constant(rng.integers(0, 50, (32, 3))),
+        tf.constant(rng.integers(0, 7, (32, 3))),
         tf.constant(rng.standard_normal((32, 4)), tf.float32),
     )
     lookups = step.prepare({"ids": ids, "x": x})

@@ -140,11 +140,7 @@ class Plain:
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(self.module.loss(labels, self.model(features, training=True)))
         weights = self.model.trainable_variables
-        # Keras squares each occurrence of an id by itself; servers add them first.
-        gradients = [
-            tf.convert_to_tensor(one)
-            for one in tape.gradient(loss, [weight.value for weight in weights])
-        ]
+        gradients = tape.gradient(loss, [weight.value for weight in weights])
         self.optimizer.apply(gradients, weights)
         return loss
 
@@ -203,6 +199,8 @@ class OnServers:
             dense=outcome.dense,
             ids=lookups.ids,
             gradients=outcome.gradients,
+            squares=outcome.squares,
+            dense_squares=outcome.dense_squares,
         )
         self._pool.push(update, timeout_s=LIMIT_S)
         return outcome.loss

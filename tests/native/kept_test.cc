@@ -12,6 +12,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -192,11 +193,17 @@ class Pusher {
     }
     next_ += ids;
     const Bytes dense = values(spec_.trainable + spec_.additive);
+    // Some ids come several times in the batch, and two parts of the dense weights are embeddings.
+    const std::vector<uint64_t> marks(Marks::words(2 * ids), 0x8421'1248'0180'4002);
+    const Bytes squares = values(2 * ids * spec_.tables.back().dim, true), dense_squares = values(600, true);
     PushRequest request{sequence_, 1, 2, 10 * sequence_, {0}, 0.01, dense.data(), {}, {}};
     for (size_t t = 0; t < all.size(); ++t) {
       request.ids.push_back({all[t].data(), all[t].size()});
       request.gradients.push_back(gradients[t].data());
+      request.squares.push_back({marks.data(), squares.data()});
     }
+    request.spans = {{100, 400}, {700, 1000}};
+    request.dense_squares = dense_squares.data();
     pool.push(request, nullptr, kLimitS);
   }
 
@@ -204,11 +211,11 @@ class Pusher {
   Pool pool;
 
  private:
-  Bytes values(size_t count) {
+  Bytes values(size_t count, bool positive = false) {
     std::normal_distribution<double> normal;
     Bytes bytes(count * bytes_of(spec_.scalar));
     with_type(spec_.scalar, [&](auto zero) {
-      for (size_t i = 0; i < count; ++i) reinterpret_cast<decltype(zero)*>(bytes.data())[i] = static_cast<decltype(zero)>(normal(random_));
+      for (size_t i = 0; i < count; ++i) reinterpret_cast<decltype(zero)*>(bytes.data())[i] = static_cast<decltype(zero)>(positive ? std::abs(normal(random_)) : normal(random_));
     });
     return bytes;
   }

@@ -425,30 +425,6 @@ def test_the_check_says_whether_workers_share_the_steps(tmp_path: Path) -> None:
     assert for_variables["sync"] and "a job of 500 steps has no time" in for_variables["text"]
 
 
-@pytest.mark.parametrize(("row", "repeated"), [("1,2,0\n", False), ("2,2,0\n", True)])
-def test_the_check_says_whether_a_minibatch_repeats_ids(
-    tmp_path: Path, row: str, repeated: bool
-) -> None:
-    assert look(tmp_path, GOOD, rows=row)["model"]["repeated_ids"] is repeated
-
-
-@pytest.mark.parametrize(("row", "repeated"), [("1,2,0\n", False), ("2,2,0\n", True)])
-def test_an_id_of_two_lookups_of_one_table_is_a_repeated_one(
-    tmp_path: Path, row: str, repeated: bool
-) -> None:
-    begin, _, rest = GOOD.partition("    ids = keras.Input")
-    text = (
-        begin
-        + """    ids = keras.Input((2,), dtype="int64")
-    rows = layers.Embedding(50, 4)
-    first, second = rows(ids[:, 0]), rows(ids[:, 1])
-    return keras.Model(ids, layers.Dense(1)(layers.add([first, second])))
-"""
-        + rest.partition("Dense(1)])\n")[2]
-    )
-    assert look(tmp_path, text, rows=row)["model"]["repeated_ids"] is repeated
-
-
 def test_on_train_begin_of_a_callback_is_tried_and_may_read_the_optimizer(tmp_path: Path) -> None:
     found = look(tmp_path, READS_THE_RATE)
     assert found["ok"], found

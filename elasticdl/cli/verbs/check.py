@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -18,9 +18,6 @@ from elasticdl.errors import ExitCode, UserError
 from elasticdl.formatting import amount
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
-
-_SQUARES = ("adam", "adagrad", "ftrl")
-"""Optimizers that square gradients."""
 
 
 @click.command(cls=JobCommand, context_settings=SETTINGS)
@@ -87,8 +84,6 @@ def _here(spec: JobSpec, form: Format) -> int:
     if steps.get("text"):
         judge = warning if steps.get("level") == "warning" else fine
         findings.append(judge("steps", str(steps["text"])))
-    if text := _about_repeated_ids(preflight.raw.get("model") or {}):
-        findings.append(fine("gradients", text))
     if form != Format.TABLE:
         findings += [warning("model and data", text) for text in warnings]
         put(render({**_findings_json(findings), **preflight.raw}, form))
@@ -97,17 +92,6 @@ def _here(spec: JobSpec, form: Format) -> int:
         show(f"{finding.about:<10} {finding.text}")
     show("the model and the data are usable")
     return ExitCode.DONE
-
-
-def _about_repeated_ids(model: Mapping[str, Any]) -> str:
-    """How the job's optimizer treats an id that a minibatch has more than once; '' if as Keras."""
-    kind = (model.get("optimizer") or {}).get("kind")
-    if kind not in _SQUARES or not model.get("repeated_ids"):
-        return ""
-    return (
-        f"minibatches repeat ids: servers sum the gradients of an id before {kind} squares them,"
-        " and plain Keras squares each, so metrics may differ slightly"
-    )
 
 
 def _findings_json(findings: Sequence[Finding]) -> dict[str, Any]:

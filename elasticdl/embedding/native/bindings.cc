@@ -1,13 +1,18 @@
 // Python's view of tables: NumPy arrays in and out, checked here and never converted; the GIL is released for the work.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "elasticdl/embedding/native/arrays.h"
@@ -19,6 +24,7 @@ using namespace nb::literals;
 namespace elasticdl {
 namespace {
 using Ids = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using MarkArray = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Positions = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 // Uninitialized memory that becomes a NumPy array without a copy.
@@ -93,11 +99,20 @@ nb::object peek(const Table& table, const Ids& ids, int view) {
   return out.array({n, dim});
 }
 
-void apply(Table& table, const Ids& ids, const InMatrix& gradients, double learning_rate, int64_t step) {
+void apply(Table& table, const Ids& ids, const InMatrix& gradients, double learning_rate, int64_t step,
+           const std::optional<std::pair<MarkArray, InMatrix>>& squares) {
   require_matrix("gradients", gradients, table.scalar(), ids.shape(0), static_cast<size_t>(table.dim()));
   require(step >= 1, "step is " + std::to_string(step) + ": the first update is step 1");
+  const size_t n = ids.shape(0);
+  Squares given;
+  if (squares) {
+    const auto& [marks, values] = *squares;
+    require(marks.shape(0) == Marks::words(n), "marks are " + std::to_string(marks.shape(0)) + " words: expected one for each 64 ids");
+    require_matrix("squares", values, table.scalar(), Marks::count(marks.data(), n), static_cast<size_t>(table.dim()));
+    given = Squares(marks.data(), values.data(), static_cast<size_t>(table.dim()) * bytes_of(table.scalar()));
+  }
   nb::gil_scoped_release released;
-  table.apply(ids.data(), ids.shape(0), gradients.data(), {learning_rate, step});
+  table.apply(ids.data(), n, gradients.data(), {learning_rate, step}, given);
 }
 
 nb::tuple read(const Table& table, int view, size_t first_row, size_t max_rows) {
@@ -133,15 +148,24 @@ nb::tuple unique_ids_arrays(const Ids& ids) {
   return nb::make_tuple(out.array({count}), positions.array({n}));
 }
 
+void require_positions(const Positions& positions, size_t count) {
+  const size_t n = positions.shape(0);
+  const int32_t *begin = positions.data(), *end = begin + n;
+  // A negative one wraps to a huge value. The greatest of all is found without a branch for each.
+  const auto below = [](int32_t a, int32_t b) { return static_cast<uint32_t>(a) < static_cast<uint32_t>(b); };
+  uint32_t most = 0;
+  for (size_t i = 0; i < n; ++i) most = std::max(most, static_cast<uint32_t>(begin[i]));
+  if (n == 0 || most < count) return;
+  const int32_t* one = std::max_element(begin, end, below);
+  throw std::invalid_argument("positions[" + std::to_string(one - begin) + "] is " + std::to_string(*one) + ": expected 0 to " +
+                              std::to_string(count) + " - 1");
+}
+
 nb::object merge_arrays(const InMatrix& values, const Positions& positions, size_t count) {
   const size_t n = values.shape(0), dim = values.shape(1);
   require(positions.shape(0) == n, "positions has " + std::to_string(positions.shape(0)) + " elements: expected one for each of " +
                                        std::to_string(n) + " rows of values");
-  for (size_t i = 0; i < n; ++i) {
-    if (static_cast<size_t>(positions.data()[i]) < count) continue;  // a negative one wraps to a huge value
-    throw std::invalid_argument("positions[" + std::to_string(i) + "] is " + std::to_string(positions.data()[i]) + ": expected 0 to " +
-                                std::to_string(count) + " - 1");
-  }
+  require_positions(positions, count);
   const Scalar scalar = type_of("values", values);
   MadeWeights out(scalar, count * dim);
   {
@@ -149,6 +173,40 @@ nb::object merge_arrays(const InMatrix& values, const Positions& positions, size
     merge_rows(scalar, values.data(), positions.data(), n, dim, out.data(), count);
   }
   return out.array({count, dim});
+}
+
+nb::object mark_repeated_positions(const std::vector<Positions>& positions, size_t count) {
+  std::vector<RowValues> parts;
+  for (const Positions& part : positions) {
+    require_positions(part, count);
+    parts.push_back({nullptr, part.data(), part.shape(0)});
+  }
+  Made<uint64_t> marks(Marks::words(count));
+  {
+    nb::gil_scoped_release released;
+    mark_repeated(parts, marks.data(), count);
+  }
+  return marks.array({Marks::words(count)});
+}
+
+nb::object merge_squares_arrays(const std::vector<InMatrix>& values, const std::vector<Positions>& positions, const MarkArray& marks, size_t count) {
+  require(!values.empty() && values.size() == positions.size(), "expected as many arrays of values as of positions, and one at least");
+  require(marks.shape(0) == Marks::words(count), "marks are " + std::to_string(marks.shape(0)) + " words: expected one for each 64 rows");
+  const size_t dim = values.front().shape(1);
+  const Scalar scalar = type_of("values", values.front());
+  std::vector<RowValues> parts;
+  for (size_t k = 0; k < values.size(); ++k) {
+    require_matrix("values", values[k], scalar, positions[k].shape(0), dim);
+    require_positions(positions[k], count);
+    parts.push_back({values[k].data(), positions[k].data(), values[k].shape(0)});
+  }
+  const size_t marked = Marks::count(marks.data(), count);
+  MadeWeights out(scalar, marked * dim);
+  {
+    nb::gil_scoped_release released;
+    merge_squares(scalar, parts, dim, marks.data(), count, out.data());
+  }
+  return out.array({marked, dim});
 }
 
 void update_arrays(const OptimizerSpec& spec, const OutVector& weights, const nb::list& slots, const InVector& gradients, double learning_rate,
@@ -198,7 +256,8 @@ void bind_table(nb::module_& m) {
       .def("__len__", &Table::rows)
       .def("lookup", &lookup, "ids"_a.noconvert())
       .def("peek", &peek, "ids"_a.noconvert(), "view"_a = -1)
-      .def("apply", &apply, "ids"_a.noconvert(), "gradients"_a.noconvert(), "learning_rate"_a, "step"_a)
+      .def("apply", &apply, "ids"_a.noconvert(), "gradients"_a.noconvert(), "learning_rate"_a, "step"_a,
+           "squares"_a.noconvert().none() = nb::none())
       .def("advance", &Table::advance, "step"_a, "learning_rate"_a = 0.0, nb::call_guard<nb::gil_scoped_release>())
       .def("begin_view", &Table::begin_view, "view"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("end_view", &Table::end_view, "view"_a, nb::call_guard<nb::gil_scoped_release>())
@@ -214,5 +273,7 @@ void bind_embedding(nb::module_& m) {
   elasticdl::bind_table(m);
   m.def("unique_ids", &elasticdl::unique_ids_arrays, "ids"_a.noconvert());
   m.def("merge_rows", &elasticdl::merge_arrays, "values"_a.noconvert(), "positions"_a.noconvert(), "count"_a);
+  m.def("mark_repeated", &elasticdl::mark_repeated_positions, "positions"_a.noconvert(), "count"_a);
+  m.def("merge_squares", &elasticdl::merge_squares_arrays, "values"_a.noconvert(), "positions"_a.noconvert(), "marks"_a.noconvert(), "count"_a);
   m.def("update_dense", &elasticdl::update_arrays, "spec"_a, "weights"_a.noconvert(), "slots"_a, "gradients"_a.noconvert(), "learning_rate"_a, "step"_a);
 }

@@ -90,7 +90,7 @@ void update_dense(const OptimizerSpec& spec, Scalar scalar, const StepContext& c
                   const void* gradients) {
   const int count = spec.slots();
   const auto slot = [&](int i) { return i < count ? slots[i] : nullptr; };
-  update_of(spec, scalar)(constants_of(spec, context, scalar), n, weights, slot(0), slot(1), slot(2), gradients);
+  update_of(spec, scalar)(constants_of(spec, context, scalar), n, weights, slot(0), slot(1), slot(2), gradients, nullptr);
 }
 
 }  // namespace elasticdl

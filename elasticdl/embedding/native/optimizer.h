@@ -24,6 +24,8 @@ struct OptimizerSpec {
   double l1 = 0.0, l2 = 0.0, l2_shrinkage = 0.0, beta = 0.0;
   double weight_decay = 0.0;  // decoupled; 0 is none
 
+  // Whether the rule squares gradients.
+  bool squares() const { return kind != SGD; }
   // Values kept beside each weight: momentum | m, v(, v_hat) | accumulator | accumulator, linear.
   int slots() const;
 };

@@ -1,12 +1,18 @@
 // One update of n weights under each rule. Included once for each instruction set by dispatch.h: no includes here.
 
+// `q`: what a rule takes for the squares of the gradients `g`. Rules that square nothing ignore it.
 #define ELASTICDL_ROW \
-  const Rounded<T> &c, size_t n, T *__restrict w, T *__restrict s0, T *__restrict s1, T *__restrict s2, const T *__restrict g
+  const Rounded<T> &c, size_t n, T *__restrict w, T *__restrict s0, T *__restrict s1, T *__restrict s2, const T *__restrict g, const T *__restrict q
 
 inline float root(float x) { return __builtin_sqrtf(x); }
 inline double root(double x) { return __builtin_sqrt(x); }
 inline float raised(float x, float exponent) { return __builtin_powf(x, exponent); }
 inline double raised(double x, double exponent) { return __builtin_pow(x, exponent); }
+
+template <class T, bool kGiven>
+inline T square(const T* g, const T* q, size_t i) {
+  return kGiven ? q[i] : g[i] * g[i];
+}
 
 template <class T>
 inline void decay(const Rounded<T>& c, size_t n, T* __restrict w) {
@@ -15,13 +21,13 @@ inline void decay(const Rounded<T>& c, size_t n, T* __restrict w) {
 
 template <class T>
 inline void sgd(ELASTICDL_ROW) {
-  (void)s0, (void)s1, (void)s2;
+  (void)s0, (void)s1, (void)s2, (void)q;
   for (size_t i = 0; i < n; ++i) w[i] -= g[i] * c.learning_rate;
 }
 
 template <class T>
 inline void momentum(ELASTICDL_ROW) {
-  (void)s1, (void)s2;
+  (void)s1, (void)s2, (void)q;
   for (size_t i = 0; i < n; ++i) {
     s0[i] = s0[i] * c.momentum - g[i] * c.learning_rate;
     w[i] += s0[i];
@@ -30,38 +36,38 @@ inline void momentum(ELASTICDL_ROW) {
 
 template <class T>
 inline void nesterov(ELASTICDL_ROW) {
-  (void)s1, (void)s2;
+  (void)s1, (void)s2, (void)q;
   for (size_t i = 0; i < n; ++i) {
     s0[i] = s0[i] * c.momentum - g[i] * c.learning_rate;
     w[i] += s0[i] * c.momentum - g[i] * c.learning_rate;
   }
 }
 
-template <class T>
+template <class T, bool kGiven>
 inline void adam(ELASTICDL_ROW) {
   (void)s2;
   for (size_t i = 0; i < n; ++i) {
     s0[i] += (g[i] - s0[i]) * c.one_minus_beta_1;
-    s1[i] += (g[i] * g[i] - s1[i]) * c.one_minus_beta_2;
+    s1[i] += (square<T, kGiven>(g, q, i) - s1[i]) * c.one_minus_beta_2;
     w[i] -= s0[i] * c.alpha / (root(s1[i]) + c.epsilon);
   }
 }
 
-template <class T>
+template <class T, bool kGiven>
 inline void amsgrad(ELASTICDL_ROW) {
   for (size_t i = 0; i < n; ++i) {
     s0[i] += (g[i] - s0[i]) * c.one_minus_beta_1;
-    s1[i] += (g[i] * g[i] - s1[i]) * c.one_minus_beta_2;
+    s1[i] += (square<T, kGiven>(g, q, i) - s1[i]) * c.one_minus_beta_2;
     s2[i] = s2[i] < s1[i] ? s1[i] : s2[i];
     w[i] -= s0[i] * c.alpha / (root(s2[i]) + c.epsilon);
   }
 }
 
-template <class T>
+template <class T, bool kGiven>
 inline void adagrad(ELASTICDL_ROW) {
   (void)s1, (void)s2;
   for (size_t i = 0; i < n; ++i) {
-    s0[i] += g[i] * g[i];
+    s0[i] += square<T, kGiven>(g, q, i);
     w[i] -= c.learning_rate * g[i] / root(s0[i] + c.epsilon);
   }
 }
@@ -72,11 +78,11 @@ inline T ftrl_power(const Rounded<T>& c, T x) {
   return kRoot ? root(x) : raised(x, c.power);
 }
 
-template <class T, bool kRoot>
+template <class T, bool kRoot, bool kGiven>
 inline void ftrl(ELASTICDL_ROW) {
   (void)s2;
   for (size_t i = 0; i < n; ++i) {
-    const T accumulator = s0[i] + g[i] * g[i];
+    const T accumulator = s0[i] + square<T, kGiven>(g, q, i);
     const T powered = ftrl_power<T, kRoot>(c, accumulator);
     const T sigma = (powered - ftrl_power<T, kRoot>(c, s0[i])) / c.learning_rate;
     const T linear = s1[i] + (g[i] + c.shrinkage * w[i] - sigma * w[i]);
@@ -107,22 +113,28 @@ inline void of_length(size_t n, Loop loop) {
   }
 }
 
-template <class T, void (*kRule)(const Rounded<T>&, size_t, T*, T*, T*, T*, const T*)>
-inline void sized(const Constants& constants, size_t n, void* weights, void* slot_0, void* slot_1, void* slot_2, const void* gradients) {
+template <class T>
+using Rule = void (*)(const Rounded<T>&, size_t, T*, T*, T*, T*, const T*, const T*);
+
+// `kGiven`: the rule with squares that are given.
+template <class T, Rule<T> kRule, Rule<T> kGiven = kRule>
+inline void sized(const Constants& constants, size_t n, void* weights, void* slot_0, void* slot_1, void* slot_2, const void* gradients,
+                  const void* squares) {
   const Rounded<T>& c = constants.of<T>();
   T *w = static_cast<T*>(weights), *s0 = static_cast<T*>(slot_0), *s1 = static_cast<T*>(slot_1), *s2 = static_cast<T*>(slot_2);
-  const T* g = static_cast<const T*>(gradients);
+  const T *g = static_cast<const T*>(gradients), *q = static_cast<const T*>(squares);
   if (c.weight_decay != T(0)) decay(c, n, w);
-  of_length(n, [&](auto length) { kRule(c, length, w, s0, s1, s2, g); });
+  if (q == nullptr) of_length(n, [&](auto length) { kRule(c, length, w, s0, s1, s2, g, q); });
+  else of_length(n, [&](auto length) { kGiven(c, length, w, s0, s1, s2, g, q); });
 }
 
 template <class T>
 inline RowUpdate row_update(const OptimizerSpec& spec) {
   switch (spec.kind) {
     case OptimizerSpec::SGD: return spec.momentum == 0.0 ? sized<T, sgd<T>> : spec.nesterov ? sized<T, nesterov<T>> : sized<T, momentum<T>>;
-    case OptimizerSpec::ADAM: return spec.amsgrad ? sized<T, amsgrad<T>> : sized<T, adam<T>>;
-    case OptimizerSpec::ADAGRAD: return sized<T, adagrad<T>>;
-    case OptimizerSpec::FTRL: return spec.learning_rate_power == -0.5 ? sized<T, ftrl<T, true>> : sized<T, ftrl<T, false>>;
+    case OptimizerSpec::ADAM: return spec.amsgrad ? sized<T, amsgrad<T, false>, amsgrad<T, true>> : sized<T, adam<T, false>, adam<T, true>>;
+    case OptimizerSpec::ADAGRAD: return sized<T, adagrad<T, false>, adagrad<T, true>>;
+    case OptimizerSpec::FTRL: return spec.learning_rate_power == -0.5 ? sized<T, ftrl<T, true, false>, ftrl<T, true, true>> : sized<T, ftrl<T, false, false>, ftrl<T, false, true>>;
   }
   return nullptr;
 }

@@ -27,8 +27,10 @@ inline const Rounded<double>& Constants::of<double>() const { return float64; }
 
 Constants constants_of(const OptimizerSpec& spec, const StepContext& context, Scalar scalar);
 
-// n weights, their slots (as many as the rule has; the rest is ignored) and gradients, all of one type. No overlap.
-using RowUpdate = void (*)(const Constants&, size_t n, void* weights, void* slot_0, void* slot_1, void* slot_2, const void* gradients);
+// n weights, their slots (as many as the rule has; the rest is ignored) and gradients, all of one type. No overlap. `squares`: what
+// the rule takes for the squares of the gradients; null: it squares them.
+using RowUpdate = void (*)(const Constants&, size_t n, void* weights, void* slot_0, void* slot_1, void* slot_2, const void* gradients,
+                           const void* squares);
 
 RowUpdate update_of(const OptimizerSpec& spec, Scalar scalar);
 

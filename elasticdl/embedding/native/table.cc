@@ -300,7 +300,7 @@ void Table::peek(const int64_t* ids, size_t n, void* rows, int view) const {
   });
 }
 
-void Table::apply(const int64_t* ids, size_t n, const void* gradients, const StepContext& context, const Progress* progress) {
+void Table::apply(const int64_t* ids, size_t n, const void* gradients, const StepContext& context, Squares squares, const Progress* progress) {
   State& s = *state_;
   const Constants constants = constants_of(s.optimizer, context, s.scalar);
   const char* sums = static_cast<const char*>(gradients);
@@ -314,7 +314,7 @@ void Table::apply(const int64_t* ids, size_t n, const void* gradients, const Ste
   const auto update = [&](size_t i, uint32_t row) {
     char* w = s.rows.values(row);
     s.settle(s.rows, row, step - 1, w);
-    s.update(constants, s.dim, w, w + s.weight_bytes, w + 2 * s.weight_bytes, w + 3 * s.weight_bytes, sums + i * s.weight_bytes);
+    s.update(constants, s.dim, w, w + s.weight_bytes, w + 2 * s.weight_bytes, w + 3 * s.weight_bytes, sums + i * s.weight_bytes, squares.next());
     // Updates may come out of order: the row has moved in a later step already.
     if (s.rows.tagged() && s.rows.tag(row).step < step) s.tag(row, step, context.learning_rate);
   };

@@ -11,6 +11,7 @@
 #include "elasticdl/embedding/native/memory.h"
 #include "elasticdl/embedding/native/optimizer.h"
 #include "elasticdl/embedding/native/row_tag.h"
+#include "elasticdl/embedding/native/squares.h"
 
 namespace elasticdl {
 
@@ -44,9 +45,11 @@ class Table {
   // As lookup, of a view (< 0: live), but never creates rows: missing rows read as their initial values.
   void peek(const int64_t* ids, size_t n, void* out, int view) const;
   // One update of each row, by gradients[n, dim]; creates missing rows first. Ids must be distinct: sum duplicates
-  // with merge_rows. Rows that are not named go on by their momentum, as in Keras: see advance. Their weights do not decay.
+  // with merge_rows, and their squares with merge_squares. Rows that are not named go on by their momentum, as in Keras: see
+  // advance. Their weights do not decay.
   // In kept memory `progress` makes that survive, and counts each row; without it an update may be left half done.
-  void apply(const int64_t* ids, size_t n, const void* gradients, const StepContext& context, const Progress* progress = nullptr);
+  void apply(const int64_t* ids, size_t n, const void* gradients, const StepContext& context, Squares squares = {},
+             const Progress* progress = nullptr);
   // The model has had `step` updates, whether or not they named rows of this table. All reading calls show rows as they are
   // after them. Steps never go back; apply does this itself. `learning_rate`: of that step, 0 if it is not known.
   void advance(uint64_t step, double learning_rate = 0.0);

@@ -1,11 +1,13 @@
 #include "elasticdl/embedding/native/unique_ids.h"
 
+#include <algorithm>
 #include <climits>
 #include <cstring>
 #include <stdexcept>
 #include <vector>
 
 #include "elasticdl/embedding/native/index.h"
+#include "elasticdl/embedding/native/squares.h"
 
 namespace elasticdl {
 namespace {
@@ -46,6 +48,34 @@ void merge_rows(Scalar scalar, const void* values, const int32_t* positions, siz
   static const AddRows best[] = {ELASTICDL_BEST(add_rows<float>), ELASTICDL_BEST(add_rows<double>)};
   std::memset(out, 0, m * dim * bytes_of(scalar));
   best[static_cast<size_t>(scalar)](values, positions, n, dim, out);
+}
+
+void mark_repeated(const std::vector<RowValues>& parts, uint64_t* marks, size_t m) {
+  std::fill_n(marks, Marks::words(m), 0);
+  std::vector<uint64_t> seen(Marks::words(m));
+  for (const RowValues& part : parts) {
+    for (size_t i = 0; i < part.n; ++i) {
+      // Without a branch, which nobody could predict.
+      const auto row = static_cast<size_t>(part.positions[i]);
+      const uint64_t bit = uint64_t{1} << (row % 64);
+      marks[row / 64] |= seen[row / 64] & bit;
+      seen[row / 64] |= bit;
+    }
+  }
+}
+
+void merge_squares(Scalar scalar, const std::vector<RowValues>& parts, size_t dim, const uint64_t* marks, size_t m, void* out) {
+  using AddSquares = void (*)(const void*, const int32_t*, const int32_t*, size_t, size_t, void*);
+  static const AddSquares best[] = {ELASTICDL_BEST(add_squares<float>), ELASTICDL_BEST(add_squares<double>)};
+  std::vector<int32_t> places(m, -1);
+  int32_t count = 0;
+  for (size_t word = 0; word < Marks::words(m); ++word) {
+    for (uint64_t left = marks[word]; left != 0; left &= left - 1) places[word * 64 + static_cast<size_t>(__builtin_ctzll(left))] = count++;
+  }
+  std::memset(out, 0, static_cast<size_t>(count) * dim * bytes_of(scalar));
+  for (const RowValues& part : parts) {
+    best[static_cast<size_t>(scalar)](part.values, part.positions, places.data(), part.n, dim, out);
+  }
 }
 
 }  // namespace elasticdl

@@ -1,4 +1,4 @@
-// Sums of rows. Included once for each instruction set by dispatch.h: no includes here.
+// Sums of rows and of their squares. Included once for each instruction set by dispatch.h: no includes here.
 
 template <class T>
 inline void add_row(const T* __restrict value, size_t dim, T* __restrict out) {
@@ -20,5 +20,18 @@ inline void add_rows(const void* all, const int32_t* positions, size_t n, size_t
       case 32: add_row(values + i * 32, 32, row); break;
       default: add_row(values + i * dim, dim, row);
     }
+  }
+}
+
+// `places`: by row, its place in `sums`; below 0: none.
+template <class T>
+inline void add_squares(const void* all, const int32_t* positions, const int32_t* places, size_t n, size_t dim, void* sums) {
+  const T* values = static_cast<const T*>(all);
+  T* out = static_cast<T*>(sums);
+  for (size_t i = 0; i < n; ++i) {
+    if (places[positions[i]] < 0) continue;
+    const T* value = values + i * dim;
+    T* row = out + static_cast<size_t>(places[positions[i]]) * dim;
+    for (size_t j = 0; j < dim; ++j) row[j] += value[j] * value[j];
   }
 }

@@ -92,7 +92,7 @@ void Model::apply(const Update& update, const StepContext& context, Redo* redo) 
   if (redo != nullptr) progress = redo->progress();
   const Progress* counted = redo != nullptr ? &progress : nullptr;
   if (update.dense != nullptr) {
-    apply_dense(update.dense, context, counted);
+    apply_dense(update, context, counted);
     progress.first += blocks();
   }
   for (size_t t = 0; t < update.tables.size(); ++t) {
@@ -124,7 +124,7 @@ Model::Block Model::block(uint64_t number) const {
   return {additive, begin, std::min<uint64_t>(kBlock, (additive ? additive_ : trainable_).size() - begin)};
 }
 
-void Model::apply_dense(const char* gradients, const StepContext& context, const Progress* progress) {
+void Model::apply_dense(const Update& update, const StepContext& context, const Progress* progress) {
   std::unique_lock lock(mutex_);
   // A view may still read the old values: it keeps them, and updates continue on a copy.
   if (dense_.use_count() > 1) {
@@ -135,8 +135,8 @@ void Model::apply_dense(const char* gradients, const StepContext& context, const
   }
   const Constants constants = constants_of(spec_.optimizer, context, spec_.scalar);
   if (progress == nullptr) {
-    write_block({false, 0, trainable_.size()}, constants, gradients);
-    return write_block({true, 0, additive_.size()}, constants, gradients);
+    write_block({false, 0, trainable_.size()}, constants, update);
+    return write_block({true, 0, additive_.size()}, constants, update);
   }
   Undo& undo = *reinterpret_cast<Undo*>(undo_.address());
   undo.begin(progress->serial);
@@ -148,7 +148,7 @@ void Model::apply_dense(const char* gradients, const StepContext& context, const
       to += bytes;
     });
     undo.set(progress->first + number + 1, number);
-    write_block(block, constants, gradients);
+    write_block(block, constants, update);
     in_order();
     *progress->done = progress->first + number + 1;
     in_order();
@@ -162,16 +162,18 @@ void Model::each_array(const Block& block, Visit visit) {
   for (size_t s = 0; s < dense_->slots() && !block.additive; ++s) visit(dense_->slot(s) + at, bytes);
 }
 
-void Model::write_block(const Block& block, const Constants& constants, const char* gradients) {
-  const size_t at = block.begin * weight_bytes();
+void Model::write_block(const Block& block, const Constants& constants, const Update& update) {
   if (!block.additive) {
-    const auto slot = [&](size_t s) { return s < dense_->slots() ? dense_->slot(s) + at : nullptr; };
-    return update_(constants, block.size, dense_->weights() + at, slot(0), slot(1), slot(2), gradients + at);
+    return update.dense_squares.each_piece(block.begin, block.size, weight_bytes(), [&](uint64_t begin, uint64_t size, const char* squares) {
+      const size_t at = begin * weight_bytes();
+      const auto slot = [&](size_t s) { return s < dense_->slots() ? dense_->slot(s) + at : nullptr; };
+      update_(constants, size, dense_->weights() + at, slot(0), slot(1), slot(2), update.dense + at, squares);
+    });
   }
   with_type(spec_.scalar, [&](auto zero) {
     using T = decltype(zero);
     T* sums = reinterpret_cast<T*>(dense_->weights()) + trainable_.size() + block.begin;
-    const T* differences = reinterpret_cast<const T*>(gradients) + trainable_.size() + block.begin;
+    const T* differences = reinterpret_cast<const T*>(update.dense) + trainable_.size() + block.begin;
     for (uint64_t i = 0; i < block.size; ++i) sums[i] += differences[i];
   });
 }
@@ -182,7 +184,7 @@ void Model::apply_rows(size_t t, const Update::Rows& rows, const StepContext& co
     Progress here;
     if (progress != nullptr) here = {progress->serial, progress->done, progress->first + begin};
     tables_[t]->apply(rows.ids + begin, std::min(kRowsAtOnce, rows.count - begin), rows.gradients + begin * row_bytes(t), context,
-                      progress == nullptr ? nullptr : &here);
+                      Squares(rows.marks, rows.squares, row_bytes(t), begin), progress == nullptr ? nullptr : &here);
   }
 }
 

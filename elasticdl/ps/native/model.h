@@ -96,11 +96,11 @@ class Model {
     uint64_t begin, size;  // within its part
   };
 
-  void apply_dense(const char* gradients, const StepContext& context, const Progress* progress);
+  void apply_dense(const Update& update, const StepContext& context, const Progress* progress);
   void apply_rows(size_t t, const Update::Rows& rows, const StepContext& context, const Progress* progress);
   uint64_t blocks() const;
   Block block(uint64_t number) const;
-  void write_block(const Block& block, const Constants& constants, const char* gradients);
+  void write_block(const Block& block, const Constants& constants, const Update& update);
   // Calls visit(address, bytes) for each array of which the block is a part.
   template <class Visit>
   void each_array(const Block& block, Visit visit);

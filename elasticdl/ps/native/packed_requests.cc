@@ -1,5 +1,6 @@
 // A connection's requests over a slow link. A packed push becomes a plain one before anything else, as kept memory needs it.
 #include <algorithm>
+#include <cstring>
 
 #include "elasticdl/ps/native/connection.h"
 #include "elasticdl/rpc/native/packed_ids.h"
@@ -11,6 +12,15 @@ namespace {
 PackedIds take_ids(wire::Cursor& cursor, uint32_t tables, const Model& model) {
   model.require_tables(tables);
   return PackedIds(cursor, tables);
+}
+
+// They may begin anywhere in a frame.
+template <class T>
+std::vector<T> take_all(wire::Cursor& cursor, size_t count) {
+  const char* from = cursor.elements(count, sizeof(T));
+  std::vector<T> all(count);
+  if (count > 0) std::memcpy(all.data(), from, count * sizeof(T));
+  return all;
 }
 
 wire::Precision checked(wire::Precision precision) {
@@ -101,12 +111,22 @@ bool Connection::unpack_push(wire::Cursor cursor) {
   size.add(head.dense_count, model->weight_bytes());
   values.add(head.dense_count, 1);
   uint64_t most = head.dense_count;
+  std::vector<std::vector<uint64_t>> marks;
   for (size_t t = 0; t < model->tables(); ++t) {
-    const uint64_t dim = model->spec().tables[t].dim;
-    size.add(ids.count(t), sizeof(int64_t) + model->row_bytes(t));
-    values.add(ids.count(t), dim);
-    most = std::max(most, ids.count(t) * dim);
+    const uint64_t dim = model->spec().tables[t].dim, count = ids.count(t);
+    marks.push_back(take_all<uint64_t>(cursor, Marks::words(count)));
+    size.add(count, sizeof(int64_t) + model->row_bytes(t));
+    size.add(marks[t].size(), sizeof(uint64_t));
+    size.add(Marks::count(marks[t].data(), count), model->row_bytes(t));
+    values.add(count + Marks::count(marks[t].data(), count), dim);
+    most = std::max(most, count * dim);
   }
+  const std::vector<wire::Span> spans = take_all<wire::Span>(cursor, head.spans);
+  const Update::DenseSquares dense_squares{spans.data(), spans.size(), nullptr};
+  Update::check(dense_squares, head.dense_count != 0 ? model->trainable().size() : 0);
+  size.add(spans.size(), sizeof(wire::Span));
+  size.add(dense_squares.size(), model->weight_bytes());
+  values.add(dense_squares.size(), 1);
   // Each takes a byte or more. So the plain push is at most 16 times what was sent, also if all tables have the same ids.
   if (values.bytes() > cursor.left()) throw UserError("a packed push with fewer gradients than its ids say");
   PackedWeights weights(model->spec().scalar, checked(precision)), exact(model->spec().scalar, wire::Precision::full);
@@ -131,6 +151,8 @@ bool Connection::unpack_push(wire::Cursor cursor) {
     put(&count, sizeof count);
   }
   for (size_t t = 0; t < model->tables(); ++t) put(ids.of(t).data(), ids.of(t).size() * sizeof(int64_t));
+  for (const std::vector<uint64_t>& words : marks) put(words.data(), words.size() * sizeof(uint64_t));
+  put(spans.data(), spans.size() * sizeof(wire::Span));
   const auto unpack = [&](PackedWeights& from, size_t count) {
     from.unpack(cursor, count, at);
     at += count * model->weight_bytes();
@@ -139,7 +161,9 @@ bool Connection::unpack_push(wire::Cursor cursor) {
     unpack(weights, model->trainable().size());
     unpack(exact, model->additive().size());
   }
+  for (const wire::Span& span : spans) unpack(weights, span.size());
   for (size_t t = 0; t < model->tables(); ++t) unpack(weights, ids.count(t) * model->spec().tables[t].dim);
+  for (size_t t = 0; t < model->tables(); ++t) unpack(weights, Marks::count(marks[t].data(), ids.count(t)) * model->spec().tables[t].dim);
   cursor.end();
   if (unpacked_share_ == 0) packed_.trim(0);
   received_ = plain;

@@ -27,11 +27,34 @@ void mean(Scalar scalar, const std::vector<Part>& parts, double examples, size_t
   });
 }
 
+// Squares as a source of a mean has them. Null `squares`: of the gradient at `values`.
+struct SquaredPart {
+  const char* values;
+  const char* squares;
+  double share;  // of the examples
+};
+
+// In the mean each gradient is multiplied by the share of its source.
+void mean_squares(Scalar scalar, const std::vector<SquaredPart>& parts, size_t size, char* out) {
+  with_type(scalar, [&](auto zero) {
+    using T = decltype(zero);
+    const auto at = [](const char* from, size_t i) { return static_cast<double>(reinterpret_cast<const T*>(from)[i]); };
+    for (size_t i = 0; i < size; ++i) {
+      double sum = 0;
+      for (const SquaredPart& part : parts) {
+        sum += part.share * part.share * (part.squares != nullptr ? at(part.squares, i) : at(part.values, i) * at(part.values, i));
+      }
+      reinterpret_cast<T*>(out)[i] = static_cast<T>(sum);
+    }
+  });
+}
+
 // A row of a table in one gradient.
 struct Row {
   int64_t id;
   size_t part;  // its gradient: rows of an id are summed in this order
   const char* values;
+  const char* squares;  // null: the id comes once in its batch
 };
 
 // The mean of several gradients, as one push has it. Without a gradient that counts it is one of nothing.
@@ -51,12 +74,18 @@ class Mean {
       sources_.clear();
       dense_.clear();
     }
+    for (const Source& one : sources_) shares_.push_back(one.examples / examples_);
+    take_dense_squares();
     for (size_t t = 0; t < model.tables(); ++t) sort(t);
   }
 
   size_t bytes() const {
     size_t bytes = sizeof(wire::Push) + model_.tables() * sizeof(uint64_t) + (dense_.empty() ? 0 : model_.dense_bytes());
-    for (size_t t = 0; t < model_.tables(); ++t) bytes += ids_[t] * (sizeof(int64_t) + model_.row_bytes(t));
+    bytes += spans_.count * sizeof(wire::Span) + spans_.size() * model_.weight_bytes();
+    for (size_t t = 0; t < model_.tables(); ++t) {
+      bytes += ids_[t] * (sizeof(int64_t) + model_.row_bytes(t));
+      bytes += marks_[t].size() * sizeof(uint64_t) + Marks::count(marks_[t].data(), ids_[t]) * model_.row_bytes(t);
+    }
     return bytes;
   }
 
@@ -67,13 +96,17 @@ class Mean {
     if (!sources_.empty()) head.learning_rate = sources_.front().update->head.learning_rate;
     head.dense_count = dense_.empty() ? 0 : model_.dense_size();
     head.tables = static_cast<uint32_t>(model_.tables());
+    head.spans = static_cast<uint32_t>(spans_.count);
     out = put(out, &head, sizeof head);
     for (size_t t = 0; t < model_.tables(); ++t) out = put(out, &ids_[t], sizeof(uint64_t));
     for (size_t t = 0; t < model_.tables(); ++t) {
       each_id(t, [&](const Row* first, const Row*) { out = put(out, &first->id, sizeof first->id); });
     }
+    for (const std::vector<uint64_t>& marks : marks_) out = put(out, marks.data(), marks.size() * sizeof(uint64_t));
+    out = put(out, spans_.spans, spans_.count * sizeof(wire::Span));
     const Scalar scalar = model_.spec().scalar;
     if (!dense_.empty()) mean(scalar, dense_, examples_, model_.dense_size(), std::exchange(out, out + model_.dense_bytes()));
+    mean_squares(scalar, dense_squares_, spans_.size(), std::exchange(out, out + spans_.size() * model_.weight_bytes()));
     for (size_t t = 0; t < model_.tables(); ++t) {
       std::vector<Part> parts;
       each_id(t, [&](const Row* first, const Row* last) {
@@ -82,25 +115,62 @@ class Mean {
         mean(scalar, parts, examples_, model_.spec().tables[t].dim, std::exchange(out, out + model_.row_bytes(t)));
       });
     }
+    std::vector<SquaredPart> squared;
+    for (size_t t = 0; t < model_.tables(); ++t) {
+      each_id(t, [&](const Row* first, const Row* last) {
+        if (!repeats(first, last)) return;
+        squared.clear();
+        for (const Row* row = first; row != last; ++row) squared.push_back({row->values, row->squares, shares_[row->part]});
+        mean_squares(scalar, squared, model_.spec().tables[t].dim, std::exchange(out, out + model_.row_bytes(t)));
+      });
+    }
   }
 
  private:
   static char* put(char* out, const void* from, size_t bytes) {
-    std::memcpy(out, from, bytes);
+    if (bytes > 0) std::memcpy(out, from, bytes);
     return out + bytes;
+  }
+
+  // Workers compute the same model, so all have the same spans. If they differ, none are taken, and servers square the mean.
+  void take_dense_squares() {
+    for (size_t s = 0; s < sources_.size(); ++s) {
+      const Update& update = *sources_[s].update;
+      if (update.dense == nullptr) continue;
+      if (dense_squares_.empty()) spans_ = update.dense_squares;
+      if (!update.dense_squares.same_spans(spans_)) {
+        spans_ = {};
+        return;
+      }
+      dense_squares_.push_back({nullptr, update.dense_squares.values, shares_[s]});
+    }
   }
 
   void sort(size_t t) {
     std::vector<Row> rows;
     for (size_t s = 0; s < sources_.size(); ++s) {
       const Update::Rows& part = sources_[s].update->tables[t];
-      for (size_t i = 0; i < part.count; ++i) rows.push_back({part.ids[i], s, part.gradients + i * model_.row_bytes(t)});
+      Squares squares(part.marks, part.squares, model_.row_bytes(t));
+      for (size_t i = 0; i < part.count; ++i) {
+        rows.push_back({part.ids[i], s, part.gradients + i * model_.row_bytes(t), static_cast<const char*>(squares.next())});
+      }
     }
     std::sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return std::tie(a.id, a.part) < std::tie(b.id, b.part); });
     rows_.push_back(std::move(rows));
     uint64_t ids = 0;
-    each_id(t, [&](const Row*, const Row*) { ++ids; });
+    std::vector<uint64_t> marks(Marks::words(rows_[t].size()));
+    each_id(t, [&](const Row* first, const Row* last) {
+      if (repeats(first, last)) Marks::set(marks.data(), ids);
+      ++ids;
+    });
+    marks.resize(Marks::words(ids));
     ids_.push_back(ids);
+    marks_.push_back(std::move(marks));
+  }
+
+  // Whether the id of these rows comes several times in the batches of the step.
+  bool repeats(const Row* first, const Row* last) const {
+    return model_.spec().optimizer.squares() && (last - first > 1 || first->squares != nullptr);
   }
 
   // visit(first, last) of the rows of each id.
@@ -117,8 +187,12 @@ class Mean {
   std::vector<Source> sources_;
   double examples_ = 0;
   std::vector<Part> dense_;
+  Update::DenseSquares spans_;  // without values
+  std::vector<SquaredPart> dense_squares_;
   std::vector<std::vector<Row>> rows_;  // by table, sorted
   std::vector<uint64_t> ids_;           // by table: distinct ones
+  std::vector<std::vector<uint64_t>> marks_;  // by table: ids that repeat
+  std::vector<double> shares_;          // by source: of the examples
 };
 
 }  // namespace

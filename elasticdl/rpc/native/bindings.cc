@@ -20,6 +20,7 @@ using namespace nb::literals;
 namespace elasticdl {
 namespace {
 using IdArray = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using MarkArray = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 void set_error(const char* name, const char* message) {
   nb::object type = nb::module_::import_("elasticdl.errors").attr(name);
@@ -70,6 +71,37 @@ void require_rows(const Spec& spec, const std::vector<Ids>& ids, const std::vect
   }
 }
 
+// None at all: no id of any table repeats.
+std::vector<RowSquares> checked_squares(const Spec& spec, const std::vector<Ids>& ids, const std::vector<std::pair<MarkArray, InMatrix>>& squares) {
+  std::vector<RowSquares> all(ids.size());
+  if (squares.empty()) return all;
+  require(squares.size() == ids.size(), "squares of " + std::to_string(squares.size()) + " tables, the model has " + std::to_string(ids.size()));
+  for (size_t t = 0; t < squares.size(); ++t) {
+    const auto& [marks, values] = squares[t];
+    require_type("squares of table " + spec.tables[t].name, values, spec.scalar);
+    require(marks.shape(0) == Marks::words(ids[t].count) && values.shape(0) == Marks::count(marks.data(), ids[t].count) &&
+                values.shape(1) == spec.tables[t].dim,
+            "squares of table " + spec.tables[t].name + " are [" + std::to_string(values.shape(0)) + ", " + std::to_string(values.shape(1)) +
+                "] with " + std::to_string(marks.shape(0)) + " words of marks: they do not fit its " + std::to_string(ids[t].count) + " ids");
+    all[t] = {marks.data(), values.data()};
+  }
+  return all;
+}
+
+std::vector<Range> checked_spans(const Spec& spec, const std::vector<std::pair<uint64_t, uint64_t>>& spans, const std::optional<InVector>& squares) {
+  std::vector<Range> all;
+  uint64_t before = 0, size = 0;
+  for (const auto& [begin, end] : spans) {
+    require(before <= begin && begin < end && end <= spec.trainable, "spans must be in their order and within the trainable part");
+    all.push_back({begin, end});
+    size += end - begin;
+    before = end;
+  }
+  if (squares) require_type("dense_squares", *squares, spec.scalar);
+  require(size == (squares ? squares->shape(0) : 0), "dense_squares must have a value for each of the " + std::to_string(size) + " of its spans");
+  return all;
+}
+
 template <class Array>
 auto checked_dense(const Spec& spec, const std::optional<Array>& dense) -> decltype(dense->data()) {
   if (!dense) return nullptr;
@@ -112,12 +144,17 @@ MetList as_list(std::vector<Met>&& all) {
 std::tuple<std::vector<int64_t>, std::vector<int64_t>, std::vector<double>, MetList, bool, size_t> push(
     Pool& pool, int64_t sequence, const std::vector<int64_t>& applied, const std::vector<int64_t>& versions, double learning_rate,
     const std::optional<InVector>& dense, const std::vector<IdArray>& ids, const std::vector<InMatrix>& gradients,
-    const std::optional<InVector>& newest, double timeout_s) {
+    const std::vector<std::pair<MarkArray, InMatrix>>& squares, const std::vector<std::pair<uint64_t, uint64_t>>& spans,
+    const std::optional<InVector>& dense_squares, const std::optional<InVector>& newest, double timeout_s) {
   require(applied.size() == 3, "applied is (shard, attempt, offset)");
-  PushRequest request{sequence, applied[0], applied[1], applied[2], versions, learning_rate, nullptr, as_ids(ids), {}};
+  PushRequest request{sequence, applied[0], applied[1], applied[2], versions, learning_rate, nullptr, as_ids(ids)};
   require_rows(pool.spec(), request.ids, gradients);
   request.dense = checked_dense(pool.spec(), dense);
   for (const InMatrix& array : gradients) request.gradients.push_back(array.data());
+  request.squares = checked_squares(pool.spec(), request.ids, squares);
+  request.spans = checked_spans(pool.spec(), spans, dense_squares);
+  if (dense_squares) request.dense_squares = dense_squares->data();
+  require(dense || spans.empty(), "squares of a dense gradient that is not there");
   const void* seed = checked_dense(pool.spec(), newest);
   nb::gil_scoped_release released;
   PushAnswer answer = pool.push(request, seed, timeout_s);
@@ -198,7 +235,7 @@ void bind_rpc(nb::module_& m) {
       .def("pull", &pull, "ids"_a.noconvert(), "snapshot"_a, "dense"_a.none(), "rows"_a.noconvert(), "newest"_a.none(), "timeout_s"_a,
            "exact"_a)
       .def("push", &push, "sequence"_a, "applied"_a, "versions"_a, "learning_rate"_a, "dense"_a.none(), "ids"_a.noconvert(),
-           "gradients"_a.noconvert(), "newest"_a.none(), "timeout_s"_a)
+           "gradients"_a.noconvert(), "squares"_a.noconvert(), "spans"_a, "dense_squares"_a.none(), "newest"_a.none(), "timeout_s"_a)
       .def("take_rest", [](Pool& pool) { return as_list(pool.take_rest()); })
       .def("meet", &meet, "newest"_a.none(), "timeout_s"_a)
       .def("rows", &rows, "server"_a, "table"_a, "snapshot"_a, "begin"_a, "newest"_a.none(), "timeout_s"_a)

@@ -101,12 +101,18 @@ PushAnswer Pool::push_packed(const PushRequest& request, const void* newest, dou
   std::vector<wire::PushReply> replies(servers_);
   for (uint32_t k = 0; k < servers_; ++k) {
     const Slices slices(spec_, k, servers_);
+    const DenseSquares dense(request, slices, weight_bytes());
     const wire::Push head{request.sequence, request.shard, request.attempt, request.offset, request.versions[k],
                           request.learning_rate, request.dense != nullptr ? slices.size() : 0,
-                          static_cast<uint32_t>(split.tables()), 0};
+                          static_cast<uint32_t>(split.tables()), static_cast<uint32_t>(dense.spans.size())};
     wire::Writer front;
     front.put(wire::PackedPush{head, precision, 0});
     const PackedTables tables(split, k, request.ids, front);
+    const std::vector<GatheredSquares> squares = squares_of(request, split, k, [&](size_t t) { return tables.places(t).data(); });
+    for (const GatheredSquares& one : squares) {
+      for (uint64_t word : one.marks()) front.put(word);
+    }
+    for (const wire::Span& span : dense.spans) front.put(span);
     fronts[k] = std::move(front.bytes());
     parts[k].server = k;
     parts[k].kind = wire::Kind::packed_push;
@@ -115,21 +121,23 @@ PushAnswer Pool::push_packed(const PushRequest& request, const void* newest, dou
     parts[k].targets.push_back({reinterpret_cast<char*>(&replies[k]), sizeof replies[k], nullptr, 0});
     std::vector<const std::vector<uint32_t>*> places;
     for (size_t t = 0; t < split.tables(); ++t) places.push_back(&tables.places(t));
-    pack_gradients(request, k, places.data(), precision, rooms[k], parts[k]);
+    pack_gradients(request, k, places.data(), dense, squares, precision, rooms[k], parts[k]);
   }
   return pushed(parts, replies, newest, timeout_s);
 }
 
 // places[t]: of table t.
-void Pool::pack_gradients(const PushRequest& request, uint32_t server, const std::vector<uint32_t>* const* places, wire::Precision precision,
+void Pool::pack_gradients(const PushRequest& request, uint32_t server, const std::vector<uint32_t>* const* places,
+                          const DenseSquares& dense_squares, const std::vector<GatheredSquares>& squares, wire::Precision precision,
                           Buffer& room, Part& part) const {
   PackedWeights weights(spec_.scalar, precision), exact(spec_.scalar, wire::Precision::full);
   const Slices slices(spec_, server, servers_);
   size_t bound = weights.bound(slices.trainable.size()) + exact.bound(slices.additive.size()), most = 0;
   for (size_t t = 0; t < spec_.tables.size(); ++t) {
-    bound += weights.bound(places[t]->size() * spec_.tables[t].dim);
+    bound += weights.bound(places[t]->size() * spec_.tables[t].dim) + weights.bound(squares[t].count() * spec_.tables[t].dim);
     most = std::max(most, places[t]->size() * spec_.tables[t].dim * weight_bytes());
   }
+  for (const wire::Span& span : dense_squares.spans) bound += weights.bound(span.size());
   char* const begin = room.room(bound);
   char* at = begin;
   if (request.dense != nullptr && slices.size() > 0) {
@@ -137,6 +145,7 @@ void Pool::pack_gradients(const PushRequest& request, uint32_t server, const std
     at += weights.pack(dense + slices.trainable.begin * weight_bytes(), slices.trainable.size(), at);
     at += exact.pack(dense + slices.additive.begin * weight_bytes(), slices.additive.size(), at);
   }
+  for (size_t i = 0; i < dense_squares.spans.size(); ++i) at += weights.pack(dense_squares.values[i], dense_squares.spans[i].size(), at);
   Buffer gathered;
   char* const frame = gathered.room(most + 1);
   for (size_t t = 0; t < spec_.tables.size(); ++t) {
@@ -146,6 +155,7 @@ void Pool::pack_gradients(const PushRequest& request, uint32_t server, const std
     each_row(*places[t], dim * weight_bytes(), frame, gradients, [](char* to, const char* from, size_t bytes) { std::memcpy(to, from, bytes); });
     at += weights.pack(frame, places[t]->size() * dim, at);
   }
+  for (size_t t = 0; t < squares.size(); ++t) at += weights.pack(squares[t].values(), squares[t].count() * spec_.tables[t].dim, at);
   part.payload.push_back({begin, static_cast<size_t>(at - begin)});
 }
 

@@ -2,6 +2,7 @@
 
 #include <sys/random.h>
 
+#include <algorithm>
 #include <chrono>
 
 namespace elasticdl {
@@ -200,27 +201,35 @@ PushAnswer Pool::push_plain(const PushRequest& request, const void* newest, doub
   std::vector<Part> parts(servers_);
   std::vector<std::string> fronts(servers_);
   std::vector<Buffer> gathered(servers_);
+  std::vector<std::vector<GatheredSquares>> squares(servers_);
+  std::vector<DenseSquares> dense;
   std::vector<wire::PushReply> replies(servers_);
   for (uint32_t k = 0; k < servers_; ++k) {
     Slices slices(spec_, k, servers_);
     Part& part = parts[k];
     part.server = k;
     part.kind = wire::Kind::push;
+    dense.emplace_back(request, slices, weight_bytes());
     part.sequence = request.sequence;
     part.targets.push_back(into(&replies[k], 1));
     wire::Writer front;
     front.put(wire::Push{request.sequence, request.shard, request.attempt, request.offset, request.versions[k],
                          request.learning_rate, request.dense != nullptr ? slices.size() : 0,
-                         static_cast<uint32_t>(split.tables()), 0});
+                         static_cast<uint32_t>(split.tables()), static_cast<uint32_t>(dense[k].spans.size())});
     for (size_t t = 0; t < split.tables(); ++t) front.put<uint64_t>(split.count(k, t));
     fronts[k] = std::move(front.bytes());
     part.payload.push_back(piece(fronts[k]));
     for (size_t t = 0; t < split.tables(); ++t) part.payload.push_back(piece(split.ids(k, t), split.count(k, t)));
+    squares[k] = squares_of(request, split, k, [&](size_t t) { return split.positions(k, t); });
+    for (const GatheredSquares& one : squares[k]) part.payload.push_back(piece(one.marks().data(), one.marks().size()));
+    part.payload.push_back(piece(dense[k].spans.data(), dense[k].spans.size()));
     if (request.dense != nullptr) {
       part.payload.push_back(piece(request.dense, slices.trainable, weight_bytes()));
       part.payload.push_back(piece(request.dense, slices.additive, weight_bytes()));
     }
+    for (size_t i = 0; i < dense[k].spans.size(); ++i) part.payload.push_back(piece(dense[k].values[i], dense[k].spans[i].size() * weight_bytes()));
     gather(split, k, request, gathered[k], part);
+    for (const GatheredSquares& one : squares[k]) part.payload.push_back(piece(one.values(), one.bytes()));
   }
   return pushed(parts, replies, newest, timeout_s);
 }
@@ -244,6 +253,19 @@ std::vector<Met> Pool::meet(const void* newest, double timeout_s) {
   check_tables(spec_.tables.size());
   pushes_.meet(seed(newest), timeout_s);
   return pushes_.take_met();
+}
+
+DenseSquares::DenseSquares(const PushRequest& request, const Slices& slices, size_t width) {
+  const Range& mine = slices.trainable;
+  const char* at = static_cast<const char*>(request.dense_squares);
+  for (const Range& span : request.spans) {
+    const uint64_t begin = std::max(span.begin, mine.begin), end = std::min(span.end, mine.end);
+    if (begin < end) {
+      spans.push_back({begin - mine.begin, end - mine.begin});
+      values.push_back(at + (begin - span.begin) * width);
+    }
+    at += span.size() * width;
+  }
 }
 
 // The gradients of one server's rows, contiguous.

@@ -9,6 +9,7 @@
 #include "elasticdl/rpc/native/encoding_choice.h"
 #include "elasticdl/rpc/native/lane.h"
 #include "elasticdl/rpc/native/packed_ids.h"
+#include "elasticdl/rpc/native/row_squares.h"
 #include "elasticdl/rpc/native/spec.h"
 
 namespace elasticdl {
@@ -76,7 +77,17 @@ struct PushRequest {
   double learning_rate;
   const void* dense;  // the whole flat vector or null
   std::vector<Ids> ids;
-  std::vector<const void*> gradients;
+  std::vector<const void*> gradients = {};
+  std::vector<RowSquares> squares = {};  // by table; empty: no id repeats
+  std::vector<Range> spans = {};         // of the flat vector, in their order: where `dense` has squares
+  const void* dense_squares = nullptr;
+};
+
+// The part of a push's dense squares that goes to one server.
+struct DenseSquares {
+  DenseSquares(const PushRequest& request, const Slices& slices, size_t width);
+  std::vector<wire::Span> spans;  // of its slice
+  std::vector<const char*> values;
 };
 
 // Of gradients, and of weights that need not be exact. `by_time`: full, or bfloat16 while that takes clearly less time, but not
@@ -134,8 +145,23 @@ class Pool {
   PushAnswer push_plain(const PushRequest& request, const void* newest, double timeout_s);
   PushAnswer push_packed(const PushRequest& request, const void* newest, double timeout_s, wire::Precision precision);
   PushAnswer pushed(std::vector<Part>& parts, std::vector<wire::PushReply>& replies, const void* newest, double timeout_s);
-  void pack_gradients(const PushRequest& request, uint32_t server, const std::vector<uint32_t>* const* places, wire::Precision precision,
-                      Buffer& room, Part& part) const;
+  void pack_gradients(const PushRequest& request, uint32_t server, const std::vector<uint32_t>* const* places,
+                      const DenseSquares& dense_squares, const std::vector<GatheredSquares>& squares, wire::Precision precision, Buffer& room,
+                      Part& part) const;
+  // `places(t)`: of each row of table t in the frame of this server, its row in the request; null: the same.
+  template <class Places>
+  std::vector<GatheredSquares> squares_of(const PushRequest& request, const Split& split, uint32_t server, Places places) const {
+    std::vector<GatheredSquares> all;
+    for (size_t t = 0; t < split.tables(); ++t) {
+      const RowSquares squares = request.squares.empty() ? RowSquares() : request.squares[t];
+      const size_t rows = request.ids[t].count, count = split.count(server, t), row_bytes = spec_.tables[t].dim * weight_bytes();
+      const uint32_t* from = places(t);
+      // A server without rows of the table may have none, too.
+      if (from == nullptr && count == rows) all.emplace_back(squares, rows, row_bytes);
+      else all.emplace_back(squares, rows, row_bytes, count, from);
+    }
+    return all;
+  }
   void gather(const Split& split, uint32_t server, const PushRequest& request, Buffer& room, Part& part) const;
 
   uint32_t servers_;

@@ -21,7 +21,7 @@
 namespace elasticdl::wire {
 
 constexpr uint32_t kMagic = 0x314C4445;  // "EDL1"
-constexpr uint16_t kVersion = 5;
+constexpr uint16_t kVersion = 6;
 constexpr uint64_t kMaxPayload = uint64_t{1} << 30;
 constexpr uint64_t kMaxHello = 4096;
 constexpr uint32_t kMaxTables = 4096;
@@ -88,7 +88,16 @@ struct PullReply {
   uint64_t dense_count;
 };
 
-// Followed by uint64 counts[tables], int64 ids of every table, weight[dense_count], gradients (weights) of every table.
+// Part of a server's trainable slice whose squares a push has: an embedding that is no table. Not empty, and in their order.
+struct Span {
+  uint64_t begin;
+  uint64_t end;
+  uint64_t size() const { return end - begin; }
+};
+
+// Followed by uint64 counts[tables], int64 ids of every table, uint64 marks of every table's ids, Span[spans], weight[dense_count],
+// squares (weights) of every span, gradients (weights) of every table, squares of the marked ids of every table. See
+// embedding/native/squares.h.
 struct Push {
   int64_t sequence;
   int64_t shard;
@@ -98,7 +107,7 @@ struct Push {
   double learning_rate;
   uint64_t dense_count;
   uint32_t tables;
-  uint32_t padding;
+  uint32_t spans;  // 0 if dense_count is 0
 };
 struct PushReply {
   int64_t version;
@@ -115,8 +124,9 @@ struct PackedPull {
   Precision precision;
   uint32_t padding;
 };
-// Followed by the ids of every table, then packed: the trainable slice, the additive slice in full precision (both if dense_count
-// is not 0), and the gradients of every table. The reply is that of a push.
+// Followed by the ids of every table, uint64 marks of every table's ids, Span[spans], then packed: the trainable slice, the additive
+// slice in full precision (both if dense_count is not 0), the squares of every span, the gradients of every table, and the squares of
+// the marked ids of every table. The reply is that of a push.
 struct PackedPush {
   Push push;
   Precision precision;

@@ -181,6 +181,8 @@ class Pusher:
             dense=outcome.dense,
             ids=lookups.ids,
             gradients=outcome.gradients,
+            squares=outcome.squares,
+            dense_squares=outcome.dense_squares,
         )
 
         def attempt(timeout_s: float) -> Pushed:
