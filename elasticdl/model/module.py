@@ -173,16 +173,22 @@ def _optional(module: ModuleType, name: str) -> Callable[..., Any] | None:
 def _required(module: ModuleType, name: str, expected: str) -> Callable[..., Any]:
     value = _optional(module, name)
     if value is None:
-        near = nearest_first(name, (key for key in vars(module) if _is_near(module, key)))
-        has = f"; it defines: {', '.join(near)}" if near else ""
+        ours, others = _functions(module)
+        near = nearest_first(name, ours, others)
+        has = f"; it has: {', '.join(near)}" if near else ""
         raise UserError(f"{module.__file__}:1: {name} is missing", hint=f"expected {expected}{has}")
     return value
 
 
-def _is_near(module: ModuleType, name: str) -> bool:
-    """Whether the module defines a public function or class of that name."""
-    value = getattr(module, name)
-    return name[0] != "_" and getattr(value, "__module__", "") == module.__name__
+def _functions(module: ModuleType) -> tuple[list[str], list[str]]:
+    """The module's public functions and classes by name, and those that it imports."""
+    public = [name for name, value in vars(module).items() if name[0] != "_" and callable(value)]
+    ours = [name for name in public if _origin(module, name) == module.__name__]
+    return ours, [name for name in public if name not in ours]
+
+
+def _origin(module: ModuleType, name: str) -> object:
+    return getattr(getattr(module, name), "__module__", None)
 
 
 def _line(module: ModuleType, name: str) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import difflib
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,19 +27,15 @@ class ModuleFile:
 
     @property
     def reads_files(self) -> bool:
-        """Whether its data is certainly read by us: its text names no reader of its own."""
-        try:
-            text = self.path.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return False
-        return "custom_data_reader" not in text and "import*" not in text.replace(" ", "")
+        """Whether its data is certainly read by us: it has no reader of its own."""
+        names = _names_of(self)
+        return names is not None and "custom_data_reader" not in names.all
 
 
 def module_file(section: ModelSection) -> ModuleFile:
     """Find `--model-def` in `--model-zoo`; the longest prefix that is a module wins.
 
-    Raises UserError if there is no such directory or module, or if its text shows that it lacks the
-    function.
+    Raises UserError if there is no such directory or module, or if it certainly lacks the function.
     """
     zoo = Path(section.model_zoo).resolve()
     if not zoo.is_dir():
@@ -49,17 +47,18 @@ def module_file(section: ModelSection) -> ModuleFile:
     if not all(part.isidentifier() for part in parts):
         raise UserError(
             f"--model-def {section.model_def!r} is not a dotted name",
-            hint="examples: `iris`, `mnist.cnn`, `mnist.cnn.custom_model`",
+            hint=_dotted(zoo, section.model_def),
         )
-    for length in range(len(parts), max(0, len(parts) - 2), -1):
+    for length in range(len(parts), 0, -1):
         base = zoo.joinpath(*parts[:length])
         for path in (base.with_suffix(".py"), base / "__init__.py"):
-            if path.is_file():
+            if _is_file(path):
                 rest = parts[length:]
-                attribute = rest[0] if rest else "custom_model"
-                file = ModuleFile(zoo, ".".join(parts[:length]), path, attribute)
+                file = ModuleFile(
+                    zoo, ".".join(parts[:length]), path, (rest or ["custom_model"])[0]
+                )
                 if rest:
-                    _check_attribute(file, section.model_def)
+                    _check_attribute(file, section.model_def, rest)
                 return file
     raise UserError(
         f"--model-def {section.model_def!r}: no such module in {zoo}",
@@ -67,49 +66,136 @@ def module_file(section: ModelSection) -> ModuleFile:
     )
 
 
-def nearest_first(wanted: str, names: Iterable[str]) -> list[str]:
-    """The names, those like the wanted one first."""
-    names = sorted(names)
-    return [*dict.fromkeys([*difflib.get_close_matches(wanted, names), *names])][:_MOST_NAMED]
+def nearest_first(wanted: str, names: Iterable[str], others: Iterable[str] = ()) -> list[str]:
+    """Those like the wanted name, then the other names, then `others`."""
+    names = [*sorted(names), *sorted(others)]
+    near = difflib.get_close_matches(wanted, names)
+    return [*dict.fromkeys([*near, *names])][:_MOST_NAMED]
 
 
-def _check_attribute(file: ModuleFile, model_def: str) -> None:
-    """Raise UserError if the module certainly has no such function, by its text."""
+def _is_file(path: Path) -> bool:
     try:
-        text = file.path.read_text(encoding="utf-8")
-        nodes = [node for statement in ast.parse(text).body for node in _of_module(statement)]
-    except (OSError, ValueError, SyntaxError, RecursionError):
-        return  # The import says what is wrong, with the line.
-    bound = {name for node in nodes for name in _bound(node)}
-    if "*" in bound or file.attribute in bound or any(word in text for word in _BIND_ANY_NAME):
+        return path.is_file()
+    except OSError as error:
+        raise UserError(
+            f"--model-def: cannot look for {path}: {error.strerror}",
+            hint="give --model-def as `iris` or `mnist.cnn`, and check the rights of --model-zoo",
+        ) from error
+
+
+def _dotted(zoo: Path, model_def: str) -> str:
+    """How to write a path as a dotted name, if there is such a file in the zoo."""
+    with suppress(ValueError, OSError):
+        for place in (zoo / model_def, Path(model_def).resolve()):
+            parts = place.relative_to(zoo).with_suffix("").parts
+            if all(part.isidentifier() for part in parts) and _is_module(zoo.joinpath(*parts)):
+                return f"use dots: --model-def {'.'.join(parts)}"
+    return "examples: `iris`, `mnist.cnn`, `mnist.cnn.custom_model`"
+
+
+def _is_module(base: Path) -> bool:
+    return base.with_suffix(".py").is_file() or (base / "__init__.py").is_file()
+
+
+def _check_attribute(file: ModuleFile, model_def: str, rest: Sequence[str]) -> None:
+    """Raise UserError if the module certainly has no such function, or for several names."""
+    names = _names_of(file)
+    if names is None or file.attribute in names.all:
+        if rest[1:]:
+            raise UserError(
+                f"--model-def {model_def!r}: {file.name} is a module, and only one name may follow"
+                " it",
+                hint=f"use {file.name}.{file.attribute}, or bind {'.'.join(rest)} to a name at the"
+                f" top of {file.name}",
+            )
         return
-    defined = {node.name for node in nodes if isinstance(node, _DEFINITIONS)}
-    shown = nearest_first(file.attribute, (name for name in defined if name[0] != "_"))
-    has = f"it defines: {', '.join(shown)}" if shown else "it defines no function"
-    modules = f"; {_available(file.zoo, model_def)}" if file.path.name == "__init__.py" else ""
-    raise UserError(
-        f"--model-def {model_def!r}: {file.path} has no {file.attribute!r}", hint=f"{has}{modules}"
+    others = names.all - names.defined - names.modules
+    shown = nearest_first(file.attribute, _public(names.defined), _public(others))
+    has = f"it has: {', '.join(shown)}" if shown else "it has no function"
+    if file.path.name == "__init__.py":
+        has += f"; {_available(file.zoo, model_def)}"
+    elif list(rest) == ["py"]:
+        has = f"give the module without .py: --model-def {file.name}"
+    raise UserError(f"--model-def {model_def!r}: {file.path} has no {file.attribute!r}", hint=has)
+
+
+def _public(names: Iterable[str]) -> list[str]:
+    return [name for name in names if name[0] != "_"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """Names in a module: all, its functions and classes, and the modules that it imports."""
+
+    all: frozenset[str]
+    defined: frozenset[str]
+    modules: frozenset[str]
+
+
+def _names_of(file: ModuleFile) -> _Names | None:
+    """The names in a module by its text; None if it may have others."""
+    try:
+        packages = (folder / "__init__.py" for folder in file.path.parents)
+        within = [path for path in packages if path.is_relative_to(file.zoo) and path.is_file()]
+        trees = [ast.parse(path.read_bytes()) for path in (file.path, *within)]
+        if any(_may_bind(node, file.zoo) for tree in trees for node in ast.walk(tree)):
+            return None
+        nodes = [node for statement in trees[0].body for node in _of_module(statement)]
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return None  # The import says what is wrong, with the line.
+    return _Names(
+        frozenset(name for node in nodes for name in _bound(node)),
+        frozenset(node.name for node in nodes if isinstance(node, _DEFINITIONS)),
+        frozenset(name for node in nodes if isinstance(node, ast.Import) for name in _bound(node)),
     )
 
 
-_BIND_ANY_NAME = (
-    "globals()",
-    "locals()",
-    "vars()",
-    "__dict__",
-    "sys.modules",
-    "__getattr__",
-    "setattr",
-    "exec(",
-)
+_REACHES_NAMES = {
+    *("builtins", "ctypes", "gc", "importlib", "inspect", "runpy", "sys", "unittest"),
+    *("__builtins__", "__dict__", "__getattr__", "__globals__", "__import__", "__setattr__"),
+    *("eval", "exec", "f_globals", "f_locals", "globals", "locals", "modules", "setattr", "vars"),
+}
+"""What code can bind a name with that its text does not show."""
+_BINDS_NONE = (sys.stdlib_module_names - _REACHES_NAMES) | {
+    "elasticdl",
+    "keras",
+    "numpy",
+    "pandas",
+    "tensorflow",
+}
+"""Modules that bind no names in the module that imports them."""
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def _may_bind(node: ast.AST, zoo: Path) -> bool:
+    """Whether a node may bind names that are not in the text."""
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name) | ast.FunctionDef(name=name):
+            return name in _REACHES_NAMES
+        case ast.Constant(value=str(text)):
+            return text in _REACHES_NAMES
+        case ast.Import(names=aliases):
+            return any(_binds(alias.name, zoo) for alias in aliases)
+        case ast.ImportFrom(module=module, names=aliases, level=level):
+            names = {alias.name for alias in aliases}
+            return bool(level or _binds(str(module), zoo) or names & {"*", *_REACHES_NAMES})
+        case _:
+            return False
+
+
+def _binds(module: str, zoo: Path) -> bool:
+    """Whether a module may bind names in one that imports it, as those of the zoo may."""
+    top = module.partition(".")[0]
+    return top not in _BINDS_NONE or (zoo / top).exists() or (zoo / f"{top}.py").exists()
 
 
 def _of_module(node: ast.AST) -> Iterator[ast.AST]:
     """A node and those below it in the module's own scope."""
     yield node
-    if not isinstance(node, (*_DEFINITIONS, ast.Lambda)):
-        for child in ast.iter_child_nodes(node):
+    inner = getattr(node, "body", ()) if isinstance(node, (*_DEFINITIONS, ast.Lambda)) else ()
+    for child in ast.iter_child_nodes(node):
+        # The body of a lambda is one expression.
+        if child is not inner and child not in (inner if isinstance(inner, list) else ()):
             yield from _of_module(child)
 
 

@@ -93,6 +93,13 @@ def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, text: str, words: 
         load(tmp_path, made=text)
 
 
+def test_a_function_that_is_missing_may_be_an_imported_one(tmp_path: Path) -> None:
+    text = GOOD.replace("def loss(labels, predictions)", "def _old(labels, predictions)")
+    with pytest.raises(UserError, match="loss is missing") as caught:
+        load(tmp_path, made=f"from losses import mean_loss\n{text}", losses="def mean_loss(): ...")
+    assert caught.value.hint.endswith("it has: mean_loss, custom_model, feed, optimizer, other")
+
+
 def test_only_the_users_frames_are_shown(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         load(tmp_path, made="import json\ndef f():\n    return json.loads('{')\nf()\n")

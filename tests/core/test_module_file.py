@@ -56,7 +56,7 @@ class Net:
 def test_a_wrong_function_fails_before_the_import_and_names_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"iris\.py has no 'custom_modle'") as caught:
         module_file(written(tmp_path, MODULE).model)
-    assert caught.value.hint == "it defines: custom_model, Net, feed"
+    assert caught.value.hint == "it has: custom_model, Net, feed"
 
 
 @pytest.mark.parametrize(
@@ -78,11 +78,79 @@ def test_a_wrong_function_fails_before_the_import_and_names_the_nearest(tmp_path
         "match {}:\n    case {**custom_modle}: ...",
         f"total = {' + '.join(['1'] * 1201)}",
         "def make():\n    global custom_modle",
+        "def make(x=(custom_modle := custom_model)): ...",
+        "globals ()['custom_modle'] = custom_model",
+        "getattr(__builtins__, 'glo' + 'bals')()['custom_modle'] = custom_model",
+        "import helpers\n\nhelpers.bind(__name__)",
+        "from . import helpers",
+        "from helpers import bind\n\nbind(__name__)",
+        "import an_installed_package",
+        "import re as a_sibling",
         "def broken(:",
     ],
 )
 def test_a_function_that_the_module_may_have_is_left_to_the_import(
     tmp_path: Path, more: str
 ) -> None:
+    (tmp_path / "re.py").touch()
     file = module_file(written(tmp_path, f"{MODULE}\n{more}\n").model)
     assert (file.name, file.attribute) == ("iris", "custom_modle")
+    assert not file.reads_files or "custom_modle" in more
+
+
+def test_a_function_that_a_package_may_bind_is_left_to_the_import(tmp_path: Path) -> None:
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist/cnn.py").write_text(MODULE)
+    (tmp_path / "mnist/__init__.py").write_text("from . import cnn\n\ncnn.custom_modle = 1\n")
+    file = module_file(written(tmp_path, MODULE, "mnist.cnn.custom_modle").model)
+    assert (file.name, file.attribute) == ("mnist.cnn", "custom_modle")
+
+
+def test_what_needs_no_sibling_binds_no_other_name(tmp_path: Path) -> None:
+    """The modules of most zoos: a mistyped function is refused before TensorFlow's import."""
+    imports = "import os.path\n\nimport keras\nimport numpy as np\nimport tensorflow as tf\n"
+    imports += "from elasticdl.model.layers import Embedding\nfrom keras.layers import Dense\n"
+    says = '"""It has no globals()."""  # nor exec\n'
+    with pytest.raises(UserError, match=r"iris\.py has no 'custom_modle'") as caught:
+        module_file(written(tmp_path, says + imports + MODULE).model)
+    assert caught.value.hint == "it has: custom_model, Net, feed, Dense, Embedding"
+
+
+def test_an_imported_function_is_named(tmp_path: Path) -> None:
+    text = "from keras import applications as nets\nfrom keras import Sequential as sequential\n"
+    with pytest.raises(UserError) as caught:
+        module_file(written(tmp_path, text, "iris.sequentail").model)
+    assert caught.value.hint == "it has: sequential, nets"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message", "hint"),
+    [
+        ("iris.py", r"iris\.py has no 'py'", "give the module without .py: --model-def iris"),
+        ("mnist/cnn.py", "is not a dotted name", "use dots: --model-def mnist.cnn"),
+        ("mnist/cnn", "is not a dotted name", "use dots: --model-def mnist.cnn"),
+        ("{zoo}/mnist/cnn.py", "is not a dotted name", "use dots: --model-def mnist.cnn"),
+        ("mnist/none.py", "is not a dotted name", "examples: `iris`, `mnist.cnn`"),
+        ("../x.py", "is not a dotted name", "examples: `iris`, `mnist.cnn`"),
+        ("x" * 300, "File name too long", "give --model-def as `iris` or `mnist.cnn`"),
+        (
+            "iris.Net.custom_modle",
+            "iris is a module, and only one name may follow it",
+            "use iris.Net, or bind Net.custom_modle to a name at the top of iris",
+        ),
+        (
+            "mnist.cnn.Net.a.b",
+            "mnist.cnn is a module, and only one name may follow it",
+            "use mnist.cnn.Net, or bind Net.a.b to a name at the top of mnist.cnn",
+        ),
+    ],
+)
+def test_what_is_near_a_dotted_name_gets_its_hint(
+    tmp_path: Path, wanted: str, message: str, hint: str
+) -> None:
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist/cnn.py").write_text(MODULE)
+    wanted = wanted.format(zoo=tmp_path)
+    with pytest.raises(UserError, match=message) as caught:
+        module_file(written(tmp_path, MODULE, wanted).model)
+    assert caught.value.hint.startswith(hint)
