@@ -1,4 +1,4 @@
-"""Metadata of a flag's declaration, besides its type, default, limits and help.
+"""Limits of all flags, and metadata of a flag's declaration besides its type, default and help.
 
 It is part of the field's annotation. The declarations are in `job_flags.py` and
 `kubernetes_flags.py`.
@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 T = TypeVar("T")
+
+INT64_END = 2**63
+"""What counts records, steps or bytes is below: protobuf and C++ have it in an int64."""
+MAX_COUNT = 2**31 - 1
+"""Most of anything else, also seconds (68 years): Kubernetes has it in an int32."""
 
 
 class Offer(StrEnum):

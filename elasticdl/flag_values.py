@@ -9,13 +9,13 @@ from typing import Self, TypeAlias
 from pydantic import BaseModel, Field, model_serializer, model_validator
 
 from elasticdl.addresses import path_or_address, shows_secret
-from elasticdl.kubernetes_flags import is_json, parse_json
+from elasticdl.json_values import as_texts, is_json, parse_json
 
 MAX_WORKERS = 10_000
 """Each worker has a connection to the master, and two to every parameter server
 (ps/native/listener.cc). docs/scale.md has what a master of so many costs."""
 MAX_SERVERS = 1_000
-"""Most that a running job can be changed to: more are a mistyped number."""
+"""More are a mistyped number."""
 
 
 class CountRange(BaseModel, frozen=True, extra="forbid"):
@@ -54,7 +54,8 @@ class CountRange(BaseModel, frozen=True, extra="forbid"):
             return {"low": value, "high": value}
         if isinstance(value, str):
             low, _, high = value.partition(":")
-            if not re.fullmatch(r"\d+(:\d+)?", value.strip()):
+            # Python refuses to convert numbers of thousands of digits.
+            if not re.fullmatch(r"[0-9]{1,18}(:[0-9]{1,18})?", value.strip()):
                 raise ValueError(f"expected N or MIN:MAX, got {value!r}")
             return {"low": int(low), "high": int(high or low)}
         return value
@@ -84,8 +85,8 @@ class ServerRange(CountRange, frozen=True):
     def _limited(self) -> Self:
         if self.high and not self.low:
             raise ValueError(f"0:{self.high}: a job has parameter servers from its start, or none")
-        if self.is_open and self.high > MAX_SERVERS:
-            raise ValueError(f"{self.high} servers: --autoscale chooses at most {MAX_SERVERS}")
+        if self.high > MAX_SERVERS:
+            raise ValueError(f"{self.high} servers: a job has at most {MAX_SERVERS}")
         return self
 
 
@@ -108,9 +109,11 @@ def parse_envs(value: object) -> object:
     pairs = _pairs(value)
     if isinstance(pairs, _Texts):
         return {key: _unquoted(text) for key, text in pairs.items()}
-    return {key: str(item) for key, item in pairs.items()} if isinstance(pairs, Mapping) else pairs
+    return as_texts(pairs) if isinstance(pairs, Mapping) else pairs
 
 
+_VARIABLE = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
+"""What Kubernetes takes."""
 _SECRETS = re.compile(
     r"AWS_(?:SECRET_ACCESS_KEY|SESSION_TOKEN)"
     r"|AZURE_(?:STORAGE_(?:ACCOUNT_KEY|KEY|SAS_TOKEN|CONNECTION_STRING)|CLIENT_SECRET)"
@@ -127,12 +130,17 @@ _ADDRESSES = re.compile(
 """Variables whose value may contain a secret."""
 
 
-def refuse_secrets(envs: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the variables as they are. Raises ValueError for one that is a secret.
+def check_envs(envs: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the variables as they are. Raises ValueError for an odd name, and for a secret.
 
     The job's files, and its objects on a cluster, show them to everyone who may read those.
     """
     for name, value in envs.items():
+        if not _VARIABLE.fullmatch(name):
+            raise ValueError(
+                f"invalid name {name!r} of a variable: expected letters, digits, '_', '-' and '.',"
+                " the first not a digit"
+            )
         in_address = bool(_ADDRESSES.fullmatch(name)) and shows_secret(value.strip())
         if _SECRETS.fullmatch(name) or in_address:
             raise ValueError(

@@ -16,10 +16,16 @@ from elasticdl.flag_values import ServerRange
 from elasticdl.job_checks import check
 from elasticdl.job_choices import Action, Strategy
 from elasticdl.job_fields import JobFields
-from elasticdl.job_flags import FIELDS, SECTIONS, is_needed, refuse_unknown
+from elasticdl.job_flags import (
+    FIELDS,
+    SECTIONS,
+    is_needed,
+    refuse_unknown,
+)
 from elasticdl.job_problems import missing, problem_of
 from elasticdl.kubernetes_flags import ZOO_OF_IMAGES
 from elasticdl.shard import Task
+from elasticdl.value_checks import refuse_empty, refuse_odd
 
 DATA_FLAGS: Mapping[Task, str] = {
     Task.TRAINING: "--training-data",
@@ -43,6 +49,9 @@ class JobSpec(JobFields):
         """
         refuse_unknown(flags)
         fields = {key.replace("-", "_"): value for key, value in flags.items()}
+        # A file may have '' for no value: a dry run writes it.
+        refuse_empty({name: fields[name] for name in fields if FIELDS[name].default != ""})
+        refuse_odd(fields)
         if fields.get("distribution_strategy") == Strategy.ALLREDUCE:
             fields.setdefault("num_ps_pods", 0)
         if fields.get("image_name"):

@@ -18,6 +18,7 @@ from elasticdl.flag import Value, mark
 from elasticdl.job_choices import Action
 from elasticdl.job_flags import FIELDS, refuse_unknown, refuse_unused
 from elasticdl.job_problems import flag_of
+from elasticdl.value_checks import refuse_empty
 
 _SEPARATORS = (",", ";")
 
@@ -83,6 +84,7 @@ def read_args(args: Sequence[str]) -> tuple[Action, dict[str, Any]]:
             raise SpecError(f"{flag_of(name)} is given twice")
         flags[name] = (*flags.get(name, ()), value) if repeats else value
     refuse_unused(action, flags)
+    refuse_empty(flags)
     return action, flags
 
 

@@ -20,17 +20,28 @@ from pydantic.fields import FieldInfo
 
 from elasticdl.addresses import local_path, only_address, path_or_address, place_of_job
 from elasticdl.errors import SpecError
-from elasticdl.flag import DATA, DIRECTORY, PLACE, NeededBy, UnusedOnRing, UsedBy, Value, mark
+from elasticdl.flag import (
+    DATA,
+    DIRECTORY,
+    INT64_END,
+    MAX_COUNT,
+    PLACE,
+    NeededBy,
+    UnusedOnRing,
+    UsedBy,
+    Value,
+    mark,
+)
 from elasticdl.flag_values import (
     MAX_WORKERS,
     Scalar,
     ServerRange,
     WorkerRange,
+    check_envs,
     parse_envs,
     parse_params,
     parse_staleness,
     parse_tracker,
-    refuse_secrets,
 )
 from elasticdl.job_choices import (
     TLS_AUTO,
@@ -55,7 +66,7 @@ class Section(BaseModel):
 _PAIRS = Value("KEY=VALUE", repeats=True)
 Params: TypeAlias = Annotated[Mapping[str, Scalar], BeforeValidator(parse_params), _PAIRS]
 Envs: TypeAlias = Annotated[
-    Mapping[str, str], BeforeValidator(parse_envs), AfterValidator(refuse_secrets), _PAIRS
+    Mapping[str, str], BeforeValidator(parse_envs), AfterValidator(check_envs), _PAIRS
 ]
 Directory: TypeAlias = Annotated[str, AfterValidator(local_path), DIRECTORY]
 Place: TypeAlias = Annotated[str, AfterValidator(path_or_address), PLACE]
@@ -110,25 +121,29 @@ class DataSection(Section):
         default_factory=dict, description="`key=value;…`: arguments of custom_data_reader."
     )
     minibatch_size: int = Field(
-        default=64, ge=1, description="Records per training step of a worker."
+        default=64, ge=1, le=MAX_COUNT, description="Records per training step of a worker."
     )
     records_per_task: int = Field(
         default=0,
         ge=0,
+        lt=INT64_END,
         description="Records per shard; 0 selects 64 minibatches, fewer if the data is small.",
     )
     num_epochs: Annotated[int, UsedBy(_TRAIN)] = Field(
-        default=1, ge=1, description="Passes over the training data."
+        default=1, ge=1, le=MAX_COUNT, description="Passes over the training data."
     )
     shuffle: Annotated[Shuffle, UsedBy(_TRAIN)] = Field(
         default=Shuffle.RECORDS,
         description="What to shuffle: none, shards, or also records within shards.",
     )
     seed: int = Field(
-        default=0, ge=0, lt=2**63, description="Seed for shuffling and initial weights."
+        default=0, ge=0, lt=INT64_END, description="Seed for shuffling and initial weights."
     )
     max_bad_records: int = Field(
-        default=0, ge=0, description="Number of unreadable records to skip before the job fails."
+        default=0,
+        ge=0,
+        lt=INT64_END,
+        description="Number of unreadable records to skip before the job fails.",
     )
 
 
@@ -139,11 +154,15 @@ class TrainingSection(Section):
         default=Strategy.PARAMETER_SERVER, description="How workers share one model."
     )
     evaluation_steps: Annotated[int, UsedBy(_TRAIN)] = Field(
-        default=0, ge=0, description="Evaluate every N steps; 0 evaluates only at the end."
+        default=0,
+        ge=0,
+        lt=INT64_END,
+        description="Evaluate every N steps; 0 evaluates only at the end.",
     )
     evaluation_seconds: Annotated[float, UsedBy(_TRAIN)] = Field(
         default=0,
         ge=0,
+        le=MAX_COUNT,
         allow_inf_nan=False,
         description="Evaluate at this interval; 0 disables it.",
     )
@@ -190,6 +209,7 @@ class TrainingSection(Section):
     backup_workers: Annotated[int, UsedBy(_TRAIN), UnusedOnRing("a ring waits for all")] = Field(
         default=0,
         ge=0,
+        le=MAX_WORKERS,
         description=(
             "With --sync: workers that a step does not wait for. Minibatches that come too late are"
             " trained again."
@@ -200,6 +220,7 @@ class TrainingSection(Section):
     ] = Field(
         default=2 << 20,
         ge=0,
+        lt=INT64_END,
         description=(
             "Minimum size of a keras.layers.Embedding layer whose rows live on the parameter"
             " servers."
@@ -232,11 +253,15 @@ class TrainingSection(Section):
             "all members of a ring share each step, and the first with NaN or Inf ends the job"
         ),
     ] = Field(
-        default=3, ge=1, description="Consecutive steps with NaN or Inf before the job fails."
+        default=3,
+        ge=1,
+        le=MAX_COUNT,
+        description="Consecutive steps with NaN or Inf before the job fails.",
     )
     max_failed_shards: int = Field(
         default=0,
         ge=0,
+        le=MAX_COUNT,
         description="Number of shards to skip, after three failures each, before the job fails.",
     )
 
@@ -245,11 +270,12 @@ class CheckpointSection(Section):
     """What to keep: checkpoints, the exported model or predictions, and curves."""
 
     checkpoint_steps: Annotated[int, UsedBy(_TRAIN)] = Field(
-        default=0, ge=0, description="Take a checkpoint every N steps; 0 disables it."
+        default=0, ge=0, lt=INT64_END, description="Take a checkpoint every N steps; 0 disables it."
     )
     checkpoint_seconds: Annotated[float, UsedBy(_TRAIN)] = Field(
         default=60,
         ge=0,
+        le=MAX_COUNT,
         allow_inf_nan=False,
         description=(
             "Take a checkpoint at this interval if the processes share a place for it. The interval"
@@ -257,7 +283,10 @@ class CheckpointSection(Section):
         ),
     )
     keep_checkpoint_max: Annotated[int, UsedBy(_TRAIN)] = Field(
-        default=3, ge=0, description="Number of newest checkpoints to keep; 0 keeps all."
+        default=3,
+        ge=0,
+        le=MAX_COUNT,
+        description="Number of newest checkpoints to keep; 0 keeps all.",
     )
     checkpoint_dir: Annotated[Place, AfterValidator(only_address), UsedBy(_TRAIN)] = Field(
         default="",
@@ -296,6 +325,7 @@ class CheckpointSection(Section):
     ] = Field(
         default=0,
         ge=0,
+        le=MAX_COUNT,
         allow_inf_nan=False,
         description=(
             "While the job trains, export at this interval to numbered folders of --output, such as"
@@ -306,6 +336,7 @@ class CheckpointSection(Section):
     keep_export_max: Annotated[int, UsedBy(_TRAIN)] = Field(
         default=3,
         ge=0,
+        le=MAX_COUNT,
         description="Number of newest numbered exports to keep; 0 keeps all.",
     )
     tensorboard_log_dir: Annotated[Place, UsedBy(_TRAIN + _EVALUATE)] = Field(
@@ -365,11 +396,13 @@ class ClusterSection(Section):
     max_relaunches: int = Field(
         default=3,
         ge=0,
+        le=MAX_COUNT,
         description="Failures in user code to retry before the job fails.",
     )
     stall_seconds: float = Field(
         default=60,
         ge=0,
+        le=MAX_COUNT,
         allow_inf_nan=False,
         description="Act on a job that made no progress for this long; 0 only reports it.",
     )

@@ -6,7 +6,6 @@ tolerations, affinity and volume sources have Kubernetes's own syntax and travel
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from decimal import Decimal
@@ -17,8 +16,9 @@ from typing import Annotated, Any, Self, TypeAlias
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from elasticdl.errors import SpecError
-from elasticdl.flag import Offer, UnusedOnRing, UsedBy, Value
+from elasticdl.flag import INT64_END, MAX_COUNT, Offer, UnusedOnRing, UsedBy, Value
 from elasticdl.job_choices import Action
+from elasticdl.json_values import as_texts, is_json, parse_json
 
 ZOO_OF_IMAGES = "/model_zoo"
 """Where `elasticdl zoo build` puts the model modules."""
@@ -96,11 +96,7 @@ def parse_pairs(value: object) -> object:
                 raise ValueError(f"{key.strip()} is given twice")
             pairs[key.strip()] = text.strip()
         return pairs
-    return (
-        {str(key): str(item) for key, item in value.items()}
-        if isinstance(value, Mapping)
-        else value
-    )
+    return as_texts(value) if isinstance(value, Mapping) else value
 
 
 def parse_names(value: object) -> object:
@@ -112,21 +108,6 @@ def parse_names(value: object) -> object:
         if isinstance(value, str)
         else value
     )
-
-
-def is_json(value: object) -> bool:
-    """Whether it is text with a JSON object or list, accepted for any structured value."""
-    return isinstance(value, str) and value.lstrip()[:1] in ("{", "[")
-
-
-def parse_json(value: object) -> object:
-    """Parse JSON text, as on the command line; return anything else as it is."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value) if value.strip() else None
-    except ValueError as error:
-        raise ValueError(f"expected JSON, got {value!r} ({error})") from error
 
 
 def parse_volumes(value: object) -> object:
@@ -168,14 +149,15 @@ def _all_quantities(pairs: Mapping[str, str]) -> Mapping[str, str]:
             raise ValueError(f"{key}={text}: {error}") from error
         if key == "cpu" and not _CORES.fullmatch(text):
             raise ValueError(f"cpu={text}: expected cores, for example 2, 0.5 or 500m")
-        if amount <= 0:
-            raise ValueError(f"{key}={text}: expected more than 0")
+        if not 0 < amount < INT64_END:
+            expected = "more than 0" if amount <= 0 else "less than 8Ei"
+            raise ValueError(f"{key}={text}: expected {expected}")
     return pairs
 
 
 def _memory(text: str) -> str:
-    if text:
-        quantity(text)
+    if text and quantity(text) >= INT64_END:
+        raise ValueError(f"{text}: expected less than 8Ei")
     return text
 
 
@@ -343,10 +325,14 @@ class KubernetesSection(BaseModel):
     fs_group: int = Field(
         default=1000,
         ge=0,
+        le=MAX_COUNT,
         description="Group that owns the files of volumes; 0 keeps the volume's group.",
     )
     run_as_user: int = Field(
-        default=0, ge=0, description="User id of the processes; 0 keeps the image's user."
+        default=0,
+        ge=0,
+        le=MAX_COUNT,
+        description="User id of the processes; 0 keeps the image's user.",
     )
     master_resource_request: Resource = Field(
         default_factory=dict, description="Resource requests of the master: `cpu=1,memory=2Gi,…`."
@@ -419,7 +405,10 @@ class KubernetesSection(BaseModel):
         )
     )
     ttl_seconds: int = Field(
-        default=24 * 3600, ge=0, description="Time to keep the Kubernetes objects of an ended job."
+        default=24 * 3600,
+        ge=0,
+        le=MAX_COUNT,
+        description="Time to keep the Kubernetes objects of an ended job.",
     )
     oom_memory_limit: Annotated[str, AfterValidator(_memory), Value("QUANTITY")] = Field(
         default="",

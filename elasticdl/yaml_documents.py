@@ -13,14 +13,38 @@ from typing import Any
 import yaml
 
 from elasticdl.errors import SpecError
+from elasticdl.job_problems import clipped
 
 _SORTS = {list: "a list", str: "text", int: "a number", float: "a number"}
+
+
+_MOST_VALUES = 100_000
+_CORE = "tag:yaml.org,2002:"
 
 
 class _Loader(yaml.SafeLoader):
     """Loads plain data with the core schema of YAML 1.2; refuses duplicate keys."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own way
+    yaml_constructors = {  # noqa: RUF012 - PyYAML's own way
+        tag: constructor
+        for tag, constructor in yaml.SafeLoader.yaml_constructors.items()
+        if tag is None
+        or tag.removeprefix(_CORE) in ("bool", "null", "int", "float", "str", "seq", "map")
+    }
+
+    def construct_document(self, node: yaml.Node) -> Any:  # noqa: ANN401 - PyYAML's own
+        if _size(node, {}) > _MOST_VALUES:
+            raise yaml.YAMLError(f"aliases make it larger than {_MOST_VALUES:,} values")
+        return super().construct_document(node)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: ANN401 - PyYAML's own
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, KeyError) as error:
+            tag = node.tag.replace(_CORE, "!!")
+            text = f"{node.value!r} is not a value of {tag}"
+            raise yaml.constructor.ConstructorError(None, None, text, node.start_mark) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -34,6 +58,28 @@ class _Loader(yaml.SafeLoader):
                 )
             seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+def _size(node: yaml.Node, known: dict[yaml.Node, int | None]) -> int:
+    """The number of values in a node, each alias counted as what it stands for.
+
+    `known` has the sizes of nodes that were met, None for those around this one.
+    """
+    if node in known:
+        size = known[node]
+        if size is None:
+            raise yaml.constructor.ConstructorError(
+                None, None, "an alias contains itself", node.start_mark
+            )
+        return size
+    known[node] = None
+    parts: list[yaml.Node] = []
+    if isinstance(node, yaml.MappingNode):
+        parts = [part for pair in node.value for part in pair]
+    elif isinstance(node, yaml.SequenceNode):
+        parts = node.value
+    known[node] = size = 1 + sum(_size(part, known) for part in parts)
+    return size
 
 
 for _tag, _pattern, _first in (
@@ -63,16 +109,19 @@ def parse_yaml(text: bytes, path: str) -> Mapping[str, Any]:
         document = yaml.load(text.decode("utf-8"), _Loader)  # noqa: S506 - a SafeLoader
     except UnicodeDecodeError as error:
         raise SpecError(
-            f"{path} is not text in UTF-8: {error.reason} at byte {error.start}"
+            f"{path} is not text in UTF-8: {error.reason} at byte {error.start}",
+            hint="save it as UTF-8",
         ) from error
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise SpecError(
-            f"{path}{line}: {error.problem}",
+            clipped(f"{path}{line}: {error.problem}"),
             hint="expected YAML such as `num-workers: 1:3`, a key a line",
         ) from error
     except yaml.YAMLError as error:
         raise SpecError(f"{path}: {error}") from error
+    except RecursionError as error:
+        raise SpecError(f"{path}: nested too deeply") from error
     if document is None:
         return {}
     if not isinstance(document, dict):

@@ -17,6 +17,7 @@ import click
 
 from elasticdl.cli.views.console import plain, show, silence, tell, whole_streams
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, UserError
+from elasticdl.job_problems import clipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +182,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         result: Any = elasticdl.main(args=arguments, prog_name="elasticdl", standalone_mode=False)
         return int(result or 0)
     except click.ClickException as error:
-        # It may name a job or a directory.
-        error.message = plain(error.message)  # type: ignore[misc]
+        # It may name a job or a directory, or have a value of any length.
+        error.message = clipped(plain(error.message))  # type: ignore[misc]
         error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):

@@ -18,7 +18,7 @@ from elasticdl.cli.request import Request
 from elasticdl.flag import Offer, Value, mark
 from elasticdl.job_choices import Action
 from elasticdl.job_flags import FIELDS, SECTIONS, is_needed, is_used
-from elasticdl.job_problems import flag_of
+from elasticdl.job_problems import empty, flag_of
 from elasticdl.original_names import FLAGS, VALUES
 
 if TYPE_CHECKING:
@@ -55,10 +55,12 @@ def job_options(action: Action | None = None) -> Callable[[F], F]:
     return with_options
 
 
-def request_of(action: Action, file: str, parameters: Mapping[str, Any]) -> Request:
-    """Return the request with only the flags that were given."""
+def request_of(action: Action, file: str | None, parameters: Mapping[str, Any]) -> Request:
+    """Return the request with only the flags that were given. Raises SpecError for `-f ''`."""
+    if file is not None and not file.strip():
+        raise empty("file")
     given = {name: value for name, value in parameters.items() if value is not None and value != ()}
-    return Request(action, given, file)
+    return Request(action, given, file or "")
 
 
 def _option(name: str, field: FieldInfo, action: Action | None) -> Callable[[F], F]:
@@ -140,7 +142,6 @@ FILE_OPTION = click.option(
     "--file",
     "file",
     type=click.Path(),
-    default="",
     metavar="YAML",
     help="Read missing options from this file, or from the object at an address.",
 )

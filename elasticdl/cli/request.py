@@ -28,6 +28,7 @@ from elasticdl.jobdir.address_flags import digest_of, flags_at
 from elasticdl.jobdir.layout import JOBS, JobDirectory
 from elasticdl.jobdir.resumable import WHICH_JOB
 from elasticdl.jobdir.scale_override import as_user_scaled
+from elasticdl.value_checks import refuse_empty
 
 _MORE_VARIABLES = re.compile(r",\w+=")
 """Pairs after a comma, as the original ElasticDL took them."""
@@ -65,6 +66,7 @@ def validated(request: Request) -> JobSpec:
     keys, digest = _keys_of(request.file) if request.file else ({}, "")
     flags = {name.replace("-", "_"): value for name, value in request.flags.items()}
     refuse_unused(request.action, flags)
+    refuse_empty(flags)
     if not request.file and "model_def" not in flags and (yaml := _flags_of_resumed(flags)):
         raise SpecError(
             "--resume does not read the job's flags",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from elasticdl.cluster.kubernetes.submitted_job import spec_of
 from elasticdl.errors import Corrupted, ExitCode, Refused, SpecError, UserError
 from elasticdl.flag import DATA, DIRECTORY, PLACE, Value, mark
 from elasticdl.job import JobSpec
+from elasticdl.job_args import read_args
 from elasticdl.job_choices import Action, Shuffle
 from elasticdl.job_flags import FIELDS, is_used
 from elasticdl.job_problems import flag_of as flag
@@ -287,8 +289,21 @@ def test_a_beginning_of_a_flag_is_not_that_flag(capsys: pytest.CaptureFixture[st
         ),
         (
             "--seed -1",
-            "--seed: expected a whole number of at least 0 and below 9223372036854775808, got '-1'",
+            "--seed: expected a whole number of at least 0, got '-1'",
         ),
+        (
+            "--seed 9223372036854775808",
+            "--seed: expected a whole number of at least 0 and below 9223372036854775808, got '92",
+        ),
+        (
+            "--num-epochs 2147483648",
+            "--num-epochs: expected a whole number of at least 1 and at most 2147483647, got '214",
+        ),
+        (
+            "--stall-seconds 1e30",
+            "--stall-seconds: expected a number of seconds of at least 0 and at most 2147483647,",
+        ),
+        ("--num-ps-pods 1001", "--num-ps-pods: 1001 servers: a job has at most 1000"),
         (
             "--max-staleness 9",
             "--max-staleness: expected auto, or a whole number of at least 0 and at most 8,"
@@ -339,6 +354,55 @@ def test_a_wrong_value_names_the_flag_and_what_is_expected(
     assert message in capsys.readouterr().err
 
 
+ODD = ("0", "-1", "1e30", "9" * 22, "9" * 5000, "x" * 100_000, "a\nb", "\u202eä", "\udcff")
+SWITCHES = [name for name, field in FIELDS.items() if field.annotation in (bool, bool | None)]
+
+
+@pytest.mark.parametrize("name", [name for name in FIELDS if name not in SWITCHES])
+def test_an_odd_value_is_taken_or_refused_in_a_few_words(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    action = next(action for action in Action if is_used(name, action))
+    rest = ["--model-zoo", "z", "--model-def", "m", "--dry-run", "-o", "json"]
+    rest += ["--checkpoint-dir-for-init", "c"]
+    rest += ["--prediction-data", "p"] if action is Action.PREDICT else ["--training-data", "t"]
+    for value in ODD:
+        for cluster in ([], ["--image-name", "i"]):
+            code = run([action, *rest, *cluster, flag(name), value])
+            told = capsys.readouterr().err
+            assert code in (0, 2)
+            if code == 2:
+                assert flag(name) in told and len(told) < 700 and told.count("\n") < 5, told
+            else:
+                assert value == "0" or FIELDS[name].annotation not in (int, float), value
+                assert len(value) < 100 and value != "\udcff"
+    assert not [*tmp_path.iterdir()]
+
+
+TEXTS = [name for name, field in FIELDS.items() if field.annotation is str]
+
+
+@pytest.mark.parametrize("value", ["", " "])
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_text_is_not_empty(name: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a shell passes a variable that is not set: the job would go elsewhere than was meant."""
+    action = next(action for action in Action if is_used(name, action))
+    told = f"{flag(name)} is empty\nHint: give it a value, or leave it out"
+    for cluster in ([], ["--image-name", "i"]):
+        assert run([action, *NEEDED[:4], *cluster, flag(name), value]) == 2
+        assert told in capsys.readouterr().err
+    with pytest.raises(SpecError, match=f"{flag(name)} is empty"):
+        start(action, {name: value})
+    with pytest.raises(SpecError, match=f"{flag(name)} is empty"):
+        read_args([action, f"{flag(name)}={value}"])
+
+
+def test_a_file_has_a_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", *NEEDED, "-f", "", "--dry-run"]) == 2
+    assert "--file is empty\nHint: give it a value, or leave it out" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -358,6 +422,9 @@ def test_a_wrong_value_names_the_flag_and_what_is_expected(
         ),
         ("--worker-resource-limit 'memory=2 GB'", "memory=2 GB: invalid quantity '2 GB'"),
         ("--worker-resource-limit memory=0", "memory=0: expected more than 0"),
+        ("--worker-resource-limit memory=1e30", "memory=1e30: expected less than 8Ei"),
+        ("--oom-memory-limit 8Ei", "--oom-memory-limit: 8Ei: expected less than 8Ei"),
+        ("--fs-group 4294967296", "--fs-group: expected a whole number of at least 0 and at most"),
         ("--worker-resource-limit cpu=1Gi", "cpu=1Gi: expected cores"),
         ("--worker-resource-limit cpu", "--worker-resource-limit: expected key=value"),
         ("--oom-memory-limit lots", "--oom-memory-limit: invalid quantity 'lots'"),
@@ -526,6 +593,81 @@ def test_a_wrong_file_is_an_error_that_names_it(
     assert run(yaml_job(tmp_path, text)) == 2
     error = capsys.readouterr().err
     assert message in error and "job.yaml" in error
+
+
+_BOMB = "".join(
+    f"{key}: &{key} [{', '.join([f'*{before}'] * 10)}]\n"
+    for before, key in zip("abcdefgh", "bcdefghi", strict=True)
+)
+_TOO_LARGE = "aliases make it larger than 100,000 values"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"a: &a [x, y]\n{_BOMB}", f"job.yaml: {_TOO_LARGE}"),
+        ("affinity: &a {x: *a}\n", "job.yaml:1: an alias contains itself"),
+        ("affinity: {x: &a [1, *a]}\n", "job.yaml:1: an alias contains itself"),
+        ("? &a [*a]\n: 1\n", "job.yaml:1: an alias contains itself"),
+        (f"affinity: {'{a: ' * 40}{'}' * 40}\n", "--affinity: nested deeper than 32"),
+        (f"affinity: {'[' * 5000}{']' * 5000}\n", "job.yaml: nested too deeply"),
+        (f"seed: {'9' * 5000}\n", "job.yaml:1: '999"),
+        ("seed: !!int x\n", "job.yaml:1: 'x' is not a value of !!int"),
+        ("stall_seconds: !!float x\n", "job.yaml:1: 'x' is not a value of !!float"),
+        ("resume: !!bool x\n", "job.yaml:1: 'x' is not a value of !!bool"),
+        ("job_name: !!timestamp x\n", "could not determine a constructor"),
+        ("job_name: !!binary aGFsbG8=\n", "could not determine a constructor"),
+        ("model_params: !!set {a, b}\n", "could not determine a constructor"),
+        ("model_params: !!omap [a: 1]\n", "could not determine a constructor"),
+        ('output: "a\\0b"\n', "--output: NUL characters are not supported"),
+        ('envs: {A: "\\0"}\n', "--envs: NUL characters are not supported"),
+        ('envs: {A: "\\ud800"}\n', "--envs is not text in UTF-8"),
+        ("num_epochs: true\n", "--num-epochs: expected a whole number of at least 1, got True"),
+        ("stall_seconds: true\n", "--stall-seconds: expected a number of seconds"),
+        ("weight: true\n", "--weight: expected a whole number of at least 1"),
+        (
+            "num_workers: {a: 1}\n",
+            "--num-workers: expected N or MIN:MAX, whole numbers of at least 1",
+        ),
+        ("num_ps_pods: {a: 1}\n", "--num-ps-pods: expected N or MIN:MAX, whole numbers, got {'a'"),
+        ("num_ps_pods: ~\n", "--num-ps-pods: expected N or MIN:MAX, whole numbers, got None"),
+        ("envs: {A: {b: 1}}\n", "--envs: A: expected text or a number, got {'b': 1}"),
+        ("envs: {A: ~}\n", "--envs: A: expected text or a number, got None"),
+        ("envs: {'A=B': c}\n", "--envs: invalid name 'A=B' of a variable"),
+        ("envs: {'': c}\n", "--envs: invalid name '' of a variable"),
+        ("node_selector: {a: [b]}\n", "--node-selector: a: expected text or a number, got ['b']"),
+        ("service_account: ''\n", "--service-account is empty"),
+        ("model_def: ''\n", "--model-def is empty"),
+    ],
+)
+def test_an_odd_file_is_refused_in_a_few_words(
+    tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = text.partition(":")[0]
+    rest = {"model_zoo": "z", "model_def": "m", "training_data": "t"}
+    lines = "".join(f"{key}: {value}\n" for key, value in rest.items() if key != name)
+    begun = time.process_time()
+    assert run(yaml_job(tmp_path, text + lines)) == 2
+    told = capsys.readouterr().err
+    assert message in told and len(told) < 700
+    assert time.process_time() - begun < 3
+
+
+def test_true_is_true_in_variables_and_labels(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "image_name: i\nmodel_def: m\ntraining_data: t\nenvs: {A: true, B: 1.5}\n"
+    assert run(yaml_job(tmp_path, f"{text}node_selector: {{spot: true, gpu: false}}\n")) == 0
+    asked = spec_of(json.loads(capsys.readouterr().out))
+    assert asked.cluster.envs == {"A": "true", "B": "1.5"}
+    assert asked.kubernetes.node_selector == {"spot": "true", "gpu": "false"}
+
+
+def test_json_is_not_nested_without_end(capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ('{"a":' * depth + "1" + "}" * depth for depth in (40, 900, 50_000)):
+        assert run(["train", *NEEDED, "--image-name", "i", "--affinity", text, "--dry-run"]) == 2
+        told = capsys.readouterr().err
+        assert "--affinity: nested deeper than 32" in told and len(told) < 700
 
 
 def test_a_file_that_is_not_there_or_not_text_is_an_error(

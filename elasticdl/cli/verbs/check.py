@@ -31,7 +31,7 @@ from elasticdl.job_choices import Action
     help="Command to check for. [train]",
 )
 @FORMAT_OPTION
-def check(file: str, action: str, form: str, **parameters: Any) -> int:  # noqa: ANN401 - the flags
+def check(file: str | None, action: str, form: str, **parameters: Any) -> int:  # noqa: ANN401 - the flags
     """Validate model and data without starting a job.
 
     Loads the model module, runs one batch through it and counts the records. Leaves no files.

@@ -54,7 +54,7 @@ def _verb(action: Action, doc: str) -> click.Command:
         help="Output format of results.",
     )
     def command(
-        file: str,
+        file: str | None,
         detach: bool,
         dry_run: bool,
         form: str | None,
