@@ -108,6 +108,12 @@ def _check_on_cluster(job: JobFields) -> None:
                 " of a job on a cluster"
             ),
         )
+    # On this machine a path gets a better hint, from the files of the zoo.
+    if not all(part.isidentifier() for part in job.model.model_def.split(".")):
+        raise SpecError(
+            f"--model-def {job.model.model_def!r} is not a dotted name",
+            hint="examples: `iris`, `mnist.cnn`, `mnist.cnn.custom_model`",
+        )
     job_dir = job.cluster.job_dir
     if is_address(job_dir):
         raise SpecError(

@@ -10,6 +10,7 @@ import click
 
 from elasticdl.addresses import local_path
 from elasticdl.errors import SpecError
+from elasticdl.flag import MAX_COUNT
 
 if TYPE_CHECKING:
     _Typed = click.ParamType[Any]
@@ -27,6 +28,8 @@ class LocalPath(click.Path):
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> Any:  # noqa: ANN401 - click's own
+        if not os.fspath(value).strip():
+            self.fail("the path is empty.", param, ctx)
         try:
             local_path(os.fspath(value))
         except ValueError as error:
@@ -60,6 +63,8 @@ class Seconds(_Typed):
                 param,
                 ctx,
             )
+        if seconds > MAX_COUNT:
+            self.fail(f"expected at most {MAX_COUNT} seconds, got {value!r}.", param, ctx)
         return seconds
 
 
@@ -78,12 +83,14 @@ class Lines(_Typed):
 
 def worker_range(low: object, high: object = None) -> tuple[int, int]:
     """Validate a range of workers. `high` defaults to `low`. Raises SpecError."""
+    from elasticdl.flag_values import MAX_WORKERS  # slow import: not for every `--help`
+
     most = low if high is None else high
     for bound in (low, most):
         if not isinstance(bound, int) or isinstance(bound, bool):
             raise _invalid_range(f"{bound!r}")
     assert isinstance(low, int) and isinstance(most, int)
-    if not 1 <= low <= most:
+    if not 1 <= low <= most <= MAX_WORKERS:
         raise _invalid_range(f"{low}" if high is None else f"{low}:{most}")
     return low, most
 
@@ -122,5 +129,7 @@ def _is_number(text: str) -> bool:
 
 
 def _invalid_range(got: str) -> SpecError:
-    hint = "use N or MIN:MAX with 1 <= MIN <= MAX, for example 1:3"
+    from elasticdl.flag_values import MAX_WORKERS
+
+    hint = f"use N or MIN:MAX with 1 <= MIN <= MAX <= {MAX_WORKERS}, for example 1:3"
     return SpecError(f"invalid range of workers: {got}", hint=hint)

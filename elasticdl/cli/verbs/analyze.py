@@ -76,6 +76,8 @@ def analyze(
     if output is not None and not output.parent.is_dir():
         # Now, and not after hours of reading.
         raise SpecError(f"--output {output}: there is no directory {output.parent}")
+    if output is not None and output.is_dir():
+        raise SpecError(f"--output {output} is a directory, expected a file")
     names = tuple(name.strip() for name in columns.split(",") if name.strip())
     result = run(
         Analysis(data, params, names, **limits),
