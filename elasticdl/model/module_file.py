@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import ast
 import difflib
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from elasticdl.errors import UserError
 from elasticdl.job_flags import ModelSection
 
 _MOST_NAMED = 12
+_MOST_FOLDERS = 500
+"""Folders of a zoo to look for modules in; `--model-zoo /` has many."""
+_NAME_ZOO = "set --model-zoo to the directory that contains the model modules"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +43,14 @@ def module_file(section: ModelSection) -> ModuleFile:
     Raises UserError if there is no such directory or module, or if it certainly lacks the function.
     """
     zoo = Path(section.model_zoo).resolve()
-    if not zoo.is_dir():
+    try:
+        is_directory = zoo.is_dir()
+    except OSError as error:
         raise UserError(
-            f"--model-zoo {section.model_zoo!r} is not a directory",
-            hint="set --model-zoo to the directory that contains the model modules",
-        )
+            f"--model-zoo {section.model_zoo!r}: {error.strerror}", hint=_NAME_ZOO
+        ) from error
+    if not is_directory:
+        raise UserError(f"--model-zoo {section.model_zoo!r} is not a directory", hint=_NAME_ZOO)
     parts = section.model_def.split(".")
     if not all(part.isidentifier() for part in parts):
         raise UserError(
@@ -220,8 +228,7 @@ def _bound(node: ast.AST) -> Iterable[str]:
 
 def _available(zoo: Path, wanted: str) -> str:
     """Name modules of the zoo, those whose names are like the wanted one first."""
-    found = (".".join(path.relative_to(zoo).with_suffix("").parts) for path in zoo.glob("**/*.py"))
-    names = sorted(name for name in found if "__" not in name)
+    names = sorted(_modules(zoo))
     # Its last part may be a function of the module.
     near = [
         name
@@ -230,3 +237,13 @@ def _available(zoo: Path, wanted: str) -> str:
     ]
     shown = [*dict.fromkeys([*near, *names])][:_MOST_NAMED]
     return f"found: {', '.join(shown)}" if shown else "the directory has no Python modules"
+
+
+def _modules(zoo: Path) -> Iterator[str]:
+    """The dotted names of the modules in a zoo, without those of packages."""
+    for folder, inner, files in islice(os.walk(zoo), _MOST_FOLDERS):
+        inner[:] = sorted(name for name in inner if name.isidentifier() and "__" not in name)
+        parts = Path(folder).relative_to(zoo).parts
+        for name, dot, suffix in (file.rpartition(".") for file in files):
+            if dot and suffix == "py" and name.isidentifier() and "__" not in name:
+                yield ".".join((*parts, name))

@@ -8,11 +8,12 @@ import json
 import os
 import re
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from elasticdl.cli.jobs.job_claim import claimed, placed, refuse_if_taken
+from elasticdl.cli.jobs.job_claim import claimed, placed, refuse_if_taken, try_places
 from elasticdl.cli.jobs.local_launch import LocalRun
 from elasticdl.cli.main import run
 from elasticdl.cli.request import Request, settle
@@ -213,6 +214,24 @@ def test_a_directory_without_a_job_may_be_used_and_what_is_in_it_stays(tmp_path:
     with claimed(job(job_dir="mine")) as directory:
         assert directory.spec.exists()
     assert (tmp_path / "mine/notes.txt").read_text() == "keep"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"job_dir": "/proc/job"}, "cannot make /proc/job: No such file or directory"),
+        ({"tensorboard_log_dir": "file"}, "--tensorboard-log-dir .*file is a file"),
+        ({"job_dir": "new/job", "tensorboard_log_dir": "new/board"}, None),
+        ({}, None),
+    ],
+)
+def test_the_places_of_a_job_are_tried_and_left_as_they_were(
+    tmp_path: Path, flags: dict[str, str], words: str | None
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SpecError, match=words) if words else nullcontext():
+        try_places(job(**flags))
+    assert [*tmp_path.rglob("*")] == [tmp_path / "file"]
 
 
 @pytest.mark.parametrize(

@@ -154,3 +154,25 @@ def test_what_is_near_a_dotted_name_gets_its_hint(
     with pytest.raises(UserError, match=message) as caught:
         module_file(written(tmp_path, MODULE, wanted).model)
     assert caught.value.hint.startswith(hint)
+
+
+def test_a_zoo_with_a_name_that_cannot_be_is_an_error_of_its_flag(tmp_path: Path) -> None:
+    flags = {"model_zoo": str(tmp_path / ("x" * 300)), "model_def": "m", "training_data": "a.csv"}
+    with pytest.raises(UserError, match="File name too long"):
+        module_file(JobSpec.from_flags(Action.TRAIN, flags).model)
+
+
+def test_modules_are_looked_for_in_a_bounded_number_of_folders(tmp_path: Path) -> None:
+    """With `--model-zoo /` it would take minutes, and end with an error of /proc."""
+    for name in ("near", ".venv/far", "python3.11/far", "__pycache__/far"):
+        path = tmp_path / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    for number in range(600):
+        (tmp_path / f"a{number:03}").mkdir()
+    (tmp_path / "a002" / "found.py").touch()
+    (tmp_path / "a599" / "not_found.py").touch()
+    flags = {"model_zoo": str(tmp_path), "model_def": "m", "training_data": "a.csv"}
+    with pytest.raises(UserError, match="no such module") as caught:
+        module_file(JobSpec.from_flags(Action.TRAIN, flags).model)
+    assert caught.value.hint == "found: a002.found, near"

@@ -244,6 +244,7 @@ def try_places(spec: JobSpec) -> None:
 
     Raises SpecError, or PermanentError if the disk is full.
     """
+    _try_place(spec.cluster.job_dir, "--job-dir")
     _try_place(spec.checkpoint.output, "--output")
     _try_place(spec.checkpoint.tensorboard_log_dir, "--tensorboard-log-dir")
     refuse_missing_package(spec)
@@ -259,6 +260,8 @@ def _try_place(place: str, flag: str) -> None:
     path = Path(place)
     for folder in _make(path, flag):
         folder.rmdir()
+    if path.exists() and not path.is_dir():
+        raise SpecError(f"{flag} {path} is a file", hint=f"name another {flag}")
     if path.exists() and not os.access(path, os.W_OK | os.X_OK):
         raise SpecError(f"{flag} {path} is not writable for this user", hint=f"name another {flag}")
 
