@@ -6,6 +6,7 @@ import difflib
 import inspect
 import warnings
 from collections.abc import Iterable, Mapping
+from math import isfinite
 from typing import Any, TypeAlias
 
 import keras
@@ -24,6 +25,7 @@ from elasticdl.model.usercode import (
     taken,
     user_code,
     users_frames,
+    wrong_result,
 )
 
 Variable: TypeAlias = Any
@@ -43,8 +45,15 @@ def optimizer_of(module: ModelModule, params: Mapping[str, Scalar], seed: int) -
     # Names of layers, tables and variables must not depend on models built before.
     reset_uids()
     keras.utils.set_random_seed(seed % 2**32)
-    with user_code("optimizer", module.zoo):
-        return module.optimizer(**optimizer_params(module, params))
+    with user_code("optimizer", module.zoo, module.optimizer):
+        optimizer = module.optimizer(**optimizer_params(module, params))
+    rate = getattr(optimizer, "_learning_rate", None)
+    if isinstance(rate, keras.Variable) and not isfinite(float(rate.numpy())):
+        raise UserError(
+            f"{place(module.optimizer)}: the learning rate is {float(rate.numpy())}",
+            hint="it must be a finite number",
+        )
+    return optimizer
 
 
 def check_params(module: ModelModule, params: Mapping[str, Scalar]) -> None:
@@ -88,11 +97,8 @@ def optimizer_params(module: ModelModule, params: Mapping[str, Scalar]) -> dict[
 
 def check_model(model: object, module: ModelModule) -> None:
     """Raise UserError if `model` is no Keras model, or overrides a method that jobs do not call."""
-    where = place(module.custom_model)
     if not isinstance(model, keras.Model):
-        raise UserError(
-            f"{where}: custom_model returned {type(model).__name__}, expected a keras.Model"
-        )
+        raise wrong_result(module.custom_model, "custom_model", model, "a keras.Model")
     for method in ("train_step", "test_step", "compute_loss"):
         if getattr(type(model), method) is not getattr(keras.Model, method):
             raise UserError(
@@ -141,6 +147,8 @@ def outputs_of(
     before = len(graph.get_operations())
     with user_code(f"the model of {module.path}", module.zoo, module.custom_model):
         outputs = model(fitting(model, features), training=training)
+        if outputs is None:
+            raise wrong_result(type(model).call, f"{type(model).__name__}.call", None, "tensors")
     _refuse_tables(graph.get_operations()[before:], module)
     return outputs
 

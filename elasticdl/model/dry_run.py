@@ -14,7 +14,7 @@ from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec
 from elasticdl.embedding.table import native_table
 from elasticdl.errors import UserError
 from elasticdl.formatting import amount
-from elasticdl.model.metrics import LOSS
+from elasticdl.model.metrics import LOSS, Metrics
 from elasticdl.model.module import ModelModule
 from elasticdl.model.optimizer_view import OptimizerView
 from elasticdl.model.output_arrays import for_processor
@@ -23,7 +23,7 @@ from elasticdl.model.ring_model import RingModel
 from elasticdl.model.ring_step import Alone, RingStep
 from elasticdl.model.step import CompiledStep, Lookups
 from elasticdl.model.structure import Structure
-from elasticdl.model.usercode import missing, place, user_code
+from elasticdl.model.usercode import missing, place, user_code, wrong_result
 from elasticdl.rpc.parameters import Pulled
 
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-5
@@ -101,7 +101,11 @@ class DryRun:
 
         Raises UserError.
         """
-        whole = self.step.metric_values(self._states(features, labels))
+        try:
+            whole = self.step.metric_values(self._states(features, labels))
+        except UserError:
+            self._refuse_metric(features, labels)
+            raise
         count = int(tf.nest.flatten(features)[0].shape[0])
         if count > 1 and not _composite((features, labels)):
             first, second = (
@@ -120,6 +124,15 @@ class DryRun:
             _check_sums(whole, self.step.metric_values(summed), self.module)
         return whole
 
+    def _refuse_metric(self, features: Structure, labels: Structure) -> None:
+        """Raise UserError for the metric that fails on this batch, if one does.
+
+        An error of a compiled step does not name the metric.
+        """
+        outputs = tf.nest.map_structure(tf.convert_to_tensor, self.predict(features))
+        metrics = Metrics(self.module, self.ps_model.model)
+        metrics.update(labels, outputs, tf.constant(0.0), tf.constant(1.0))
+
     def _states(
         self, features: Structure, labels: Structure
     ) -> dict[str, tuple[tuple[float, ...], ...]]:
@@ -134,7 +147,7 @@ def begin_callbacks(module: ModelModule, ps_model: PsModel, *, on_ring: bool) ->
 
     Keras' own callbacks are left out: some write files.
     """
-    with user_code("callbacks", module.zoo):
+    with user_code("callbacks", module.zoo, module.callbacks):
         callbacks = [*(module.callbacks() or ())] if module.callbacks is not None else []
     own = [
         callback
@@ -160,18 +173,17 @@ def check_callbacks(module: ModelModule, *, on_ring: bool = False) -> list[str]:
     """
     if module.callbacks is None:
         return []
-    with user_code("callbacks", module.zoo):
+    with user_code("callbacks", module.zoo, module.callbacks):
         callbacks = module.callbacks()
     if not isinstance(callbacks, (list, tuple, type(None))):
-        raise UserError(
-            f"{place(module.callbacks)}: callbacks returned {type(callbacks).__name__}, expected a"
-            " list of Keras callbacks"
-        )
+        raise wrong_result(module.callbacks, "callbacks", callbacks, "a list of Keras callbacks")
     for callback in callbacks or ():
         if not isinstance(callback, keras.callbacks.Callback):
+            made = isinstance(callback, type) and f"create one: {callback.__name__}()"
             raise UserError(
-                f"{place(module.callbacks)}: callbacks returned {callback!r}, expected Keras"
-                " callbacks"
+                f"{place(module.callbacks)}: callbacks returned a list with {callback!r}, expected"
+                " Keras callbacks",
+                hint=made or "derive its class from keras.callbacks.Callback",
             )
         _check_monitor(callback, place(module.callbacks))
         if isinstance(callback, _OF_OPTIMIZERS) and not on_ring:
@@ -257,10 +269,13 @@ def check_destination(module: ModelModule, output: str) -> None:
 def _check_loss(value: Structure, outputs: Structure, module: ModelModule) -> None:
     where = place(module.loss)
     if not tf.is_tensor(value):
-        raise UserError(
-            f"{where}: loss returned {type(value).__name__}, expected a tensor: a scalar, or a"
-            " value per example"
-        )
+        expected = "a tensor: a scalar, or a value per example"
+        hint = ""
+        if isinstance(value, keras.losses.Loss):
+            hint = f"call it: {type(value).__name__}(...)(labels, predictions)"
+        elif isinstance(value, (bool, int, float, np.generic)):
+            hint = "compute it with operations of tf or keras.ops, which have gradients"
+        raise wrong_result(module.loss, "loss", value, expected, hint)
     leaves = tf.nest.flatten(outputs)
     count = len(leaves[0])
     shape = tuple(value.shape)

@@ -21,7 +21,7 @@ from elasticdl.model.mode import Mode
 from elasticdl.model.module import ModelModule
 from elasticdl.model.structure import Structure, input_specs
 from elasticdl.model.traced_function import TracedFunction
-from elasticdl.model.usercode import described, innermost, place, summary, user_code
+from elasticdl.model.usercode import described, innermost, place, summary, user_code, wrong_result
 from elasticdl.shard import Task
 
 _ALL = 1 << 30
@@ -126,9 +126,7 @@ class Feeder:
         assert feed is not None
         dataset = feed(tf.data.Dataset.from_tensor_slices(records), self._mode, self._metadata)
         if not isinstance(dataset, tf.data.Dataset):
-            raise UserError(
-                f"{place(feed)}: feed returned {type(dataset).__name__}, expected a tf.data.Dataset"
-            )
+            raise wrong_result(feed, "feed", dataset, "a tf.data.Dataset")
         count = tf.shape(tf.nest.flatten(records)[0], tf.int64)[0]
         ends = tf.debugging.assert_none_equal(
             dataset.cardinality(),
@@ -153,6 +151,8 @@ class Feeder:
                 hint=(
                     "sample weights are unsupported; put them into the labels, for example as a"
                     " dict, and use them in loss and metrics"
+                    if isinstance(fed, tuple) and len(fed) == 3
+                    else "return a pair for each example; only in mode prediction features alone"
                 ),
             )
         features, labels = fed if pair else (fed, None)

@@ -14,7 +14,7 @@ from elasticdl.errors import UserError
 from elasticdl.model.embedding_hooks import Tensor
 from elasticdl.model.module import ModelModule
 from elasticdl.model.structure import Structure
-from elasticdl.model.usercode import place, user_code
+from elasticdl.model.usercode import place, user_code, wrong_result
 
 States: TypeAlias = Mapping[str, tuple[tuple[float, ...], ...]]
 """For each metric, the flat values of each of its variables.
@@ -46,7 +46,7 @@ class Metrics:
         self._zoo = module.zoo
         self._function = module.eval_metrics_fn
         self.loss = keras.metrics.Mean(name=LOSS)
-        with user_code("eval_metrics_fn", module.zoo):
+        with user_code("eval_metrics_fn", module.zoo, module.eval_metrics_fn):
             metrics = module.eval_metrics_fn() if module.eval_metrics_fn else {}
         self._named = tuple(_named(metrics, module))
         _refuse_twice(self._named, module)
@@ -128,9 +128,8 @@ def _part(values: Structure, output: str, model: keras.Model, what: str) -> Stru
 def _named(metrics: object, module: ModelModule) -> Iterator[NamedMetric]:
     where = place(module.eval_metrics_fn) if module.eval_metrics_fn else module.path
     if not isinstance(metrics, Mapping):
-        raise UserError(
-            f"{where}: eval_metrics_fn returned {type(metrics).__name__}, expected {{name: metric}}"
-        )
+        assert module.eval_metrics_fn is not None
+        raise wrong_result(module.eval_metrics_fn, "eval_metrics_fn", metrics, "{name: metric}")
     for name, value in metrics.items():
         if isinstance(value, Mapping):
             for inner, metric in value.items():

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, final
 
+import keras
+
 from elasticdl.errors import UserError
 from elasticdl.job_flags import ModelSection
 
@@ -58,6 +60,9 @@ def load_module(section: ModelSection) -> ModelModule:
     zoo, attribute = file.zoo, file.attribute
     module = _imported(zoo, file.name)
     path = str(module.__file__)
+    if _optional(module, "feed") is None and _optional(module, "feed_batch") is None:
+        expected = "`def feed(dataset, mode, metadata)`, or `feed_batch(records, mode, metadata)`"
+        raise _missing(module, "feed", expected)
     loaded = ModelModule(
         path=path,
         zoo=str(zoo),
@@ -173,11 +178,24 @@ def _optional(module: ModuleType, name: str) -> Callable[..., Any] | None:
 def _required(module: ModuleType, name: str, expected: str) -> Callable[..., Any]:
     value = _optional(module, name)
     if value is None:
-        ours, others = _functions(module)
-        near = nearest_first(name, ours, others)
-        has = f"; it has: {', '.join(near)}" if near else ""
-        raise UserError(f"{module.__file__}:1: {name} is missing", hint=f"expected {expected}{has}")
+        raise _missing(module, name, expected)
+    if isinstance(value, keras.Model):
+        raise _wrong_kind(module, name, "a Keras model", expected)
+    if isinstance(value, type) and issubclass(value, keras.losses.Loss):
+        raise _wrong_kind(module, name, f"the class {value.__name__}", expected)
     return value
+
+
+def _missing(module: ModuleType, name: str, expected: str) -> UserError:
+    ours, others = _functions(module)
+    near = nearest_first(name, ours, others)
+    has = f"; it has: {', '.join(near)}" if near else ""
+    return UserError(f"{module.__file__}:1: {name} is missing", hint=f"expected {expected}{has}")
+
+
+def _wrong_kind(module: ModuleType, name: str, kind: str, expected: str) -> UserError:
+    where = f"{module.__file__}:{_line(module, name)}"
+    return UserError(f"{where}: {name} is {kind}", hint=f"expected {expected}")
 
 
 def _functions(module: ModuleType) -> tuple[list[str], list[str]]:
@@ -202,14 +220,6 @@ def _line(module: ModuleType, name: str) -> int:
 
 def _check_arities(module: ModelModule) -> None:
     """Check that each function accepts the positional arguments that the framework passes."""
-    if module.feed is None and module.feed_batch is None:
-        raise UserError(
-            f"{module.path}:1: feed is missing",
-            hint=(
-                "expected `def feed(dataset, mode, metadata)`, or `feed_batch(records, mode,"
-                " metadata)`"
-            ),
-        )
     expected: tuple[tuple[Callable[..., Any] | None, tuple[str, ...]], ...] = (
         (module.loss, ("labels", "predictions")),
         (module.optimizer, ()),

@@ -11,7 +11,7 @@ from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec
 from elasticdl.errors import UserError
 from elasticdl.model.callbacks import LearningRateScheduler
 from elasticdl.model.module import ModelModule
-from elasticdl.model.usercode import place, user_code
+from elasticdl.model.usercode import place, user_code, wrong_result
 
 Optimizer: TypeAlias = Any
 """A `keras.optimizers.Optimizer` (the package has no types)."""
@@ -51,17 +51,15 @@ def _adam(adam: Optimizer) -> dict[str, Any]:
     }
 
 
-def optimizer_spec(optimizer: Optimizer, where: str) -> OptimizerSpec:
-    """The update rule, without learning rate and clipping.
+def optimizer_spec(optimizer: Optimizer, function: Callable[..., Any]) -> OptimizerSpec:
+    """The update rule, without learning rate and clipping, of what the user's function returned.
 
     Raises:
-        UserError: the optimizer or an option is unsupported; `where` is the place of the user's
-            function.
+        UserError: the optimizer or an option is unsupported.
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise UserError(
-            f"{where}: optimizer() returned {type(optimizer).__name__}, expected a Keras optimizer"
-        )
+        raise wrong_result(function, "optimizer", optimizer, "a Keras optimizer")
+    where = place(function)
     constants = _SPECS.get(type(optimizer))
     if constants is None:
         *others, last = (kind.__name__ for kind in _SPECS)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Any, final
 
@@ -33,6 +34,7 @@ from elasticdl.model.dry_run import (
 )
 from elasticdl.model.horovod import horovod, refuse_shared_gpus
 from elasticdl.model.input import Feeder, grouping
+from elasticdl.model.metrics import LOSS
 from elasticdl.model.module import ModelModule
 from elasticdl.model.optimizers import clips, refuse_two_schedules
 from elasticdl.model.output_arrays import file_arrays
@@ -231,13 +233,17 @@ class JobPreflight:
                 counting=self.stages.counted,
                 moving=self.stages.moving,
             )
+        factory = self.module.custom_data_reader
         records_per_task = data.records_per_task or None
-        return open_custom_reader(
-            self.module.custom_data_reader,
-            origin,
-            data.data_reader_params,
-            records_per_task=records_per_task,
-        )
+        try:
+            with user_code("custom_data_reader", self.module.zoo, factory):
+                return open_custom_reader(
+                    factory, origin, data.data_reader_params, records_per_task=records_per_task
+                )
+        except UserError as error:
+            if error.message.startswith("custom_data_reader returned"):
+                error.message = f"{place(factory)}: {error.message}"
+            raise
 
     def _first_batch(
         self, reader: Reader, sources: Sequence[Source], feeder: Feeder, task: Task
@@ -316,13 +322,19 @@ class JobPreflight:
             tried["loss"] = outcome.loss
             if outcome.nonfinite:
                 self.warnings.append(
-                    f"the first batch yields NaN or infinity in {outcome.nonfinite} (loss"
-                    f" {outcome.loss})"
+                    f"{place(self.module.loss)}: the first batch yields NaN or infinity in"
+                    f" {outcome.nonfinite} (loss {outcome.loss}): look for NaN in the data, and for"
+                    " logarithms of 0 and divisions by 0"
                 )
         evaluated = self.data.get(Task.EVALUATION)
         if evaluated is not None:
             with self._about_columns(Task.EVALUATION):
                 metrics = dry_run.evaluate(evaluated.features, evaluated.labels)
+            self.warnings += [
+                f"metric {name} is {value} for the first batch"
+                for name, value in metrics.items()
+                if name != LOSS and not isfinite(value)
+            ]
             tried["metrics"] = sorted(metrics)
         if (predicted := self.data.get(Task.PREDICTION)) is not None:
             outputs = dry_run.predict(predicted.features)

@@ -26,7 +26,7 @@ from elasticdl.model.initializers import initializer_spec
 from elasticdl.model.module import ModelModule
 from elasticdl.model.optimizers import Optimizer, optimizer_spec
 from elasticdl.model.structure import Structure
-from elasticdl.model.usercode import place, taken, user_code
+from elasticdl.model.usercode import taken, user_code
 from elasticdl.rpc.parameters import Floats
 
 
@@ -71,15 +71,15 @@ class PsModel:
                 where).
         """
         optimizer = optimizer_of(module, params, seed)
-        rule = optimizer_spec(optimizer, place(module.optimizer))
+        rule = optimizer_spec(optimizer, module.optimizer)
         with (
             embedding_hooks.building(threshold_bytes) as built,
-            user_code("custom_model", module.zoo),
+            user_code("custom_model", module.zoo, module.custom_model),
         ):
             model = module.custom_model(**taken(module.custom_model, params))
             check_model(model, module)
             inputs = inputs_of(model, features, module)
-        with user_code("custom_model", module.zoo):
+        with user_code("custom_model", module.zoo, module.custom_model):
             additive = changing(model, inputs)
         variables = tuple(trainable(model)) + additive
         _check_frozen(built.layers, rule.weight_decay)

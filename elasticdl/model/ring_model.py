@@ -11,7 +11,6 @@ from keras.src.random.seed_generator import global_seed_generator
 from keras.src.utils.tracking import DotNotTrackScope
 
 from elasticdl.embedding.spec import OptimizerKind, OptimizerSpec, ParametersSpec
-from elasticdl.errors import UserError
 from elasticdl.flag_values import Scalar
 from elasticdl.model.building import (
     Variable,
@@ -25,7 +24,7 @@ from elasticdl.model.module import ModelModule
 from elasticdl.model.optimizers import Optimizer
 from elasticdl.model.ps_model import PsModel
 from elasticdl.model.structure import Structure
-from elasticdl.model.usercode import place, taken, user_code
+from elasticdl.model.usercode import taken, user_code, wrong_result
 
 MODEL, OPTIMIZER = "model/", "optimizer/"
 """Prefixes of the variables of the model and its optimizer in `RingModel.state`."""
@@ -64,11 +63,8 @@ class RingModel:
         """
         optimizer = optimizer_of(module, params, seed)
         if not isinstance(optimizer, keras.optimizers.Optimizer):
-            raise UserError(
-                f"{place(module.optimizer)}: optimizer() returned {type(optimizer).__name__},"
-                " expected a Keras optimizer"
-            )
-        with user_code("custom_model", module.zoo):
+            raise wrong_result(module.optimizer, "optimizer", optimizer, "a Keras optimizer")
+        with user_code("custom_model", module.zoo, module.custom_model):
             model = module.custom_model(**taken(module.custom_model, params))
             check_model(model, module)
             inputs = inputs_of(model, features, module)

@@ -24,6 +24,23 @@ def place(function: Callable[..., Any]) -> str:
         return getattr(function, "__qualname__", repr(function))
 
 
+def wrong_result(
+    function: Callable[..., Any], name: str, value: object, expected: str, hint: str = ""
+) -> UserError:
+    """The error for what a user's function returned: its place, the value, and what to do."""
+    shown = type(value).__name__
+    if value is None:
+        shown, hint = "None", f"return it at the end of {name}"
+    elif isinstance(value, type):
+        shown, hint = f"the class {value.__name__}", f"call it: {value.__name__}(...)"
+    elif inspect.isgenerator(value):
+        hint = f"replace yield in {name} with return"
+    elif inspect.iscoroutine(value):
+        value.close()
+        hint = f"remove async from {name}"
+    return UserError(f"{place(function)}: {name} returned {shown}, expected {expected}", hint=hint)
+
+
 @contextmanager
 def user_code(doing: str, zoo: str, function: Callable[..., Any] | None = None) -> Iterator[None]:
     """Run user code in the body; `doing` completes the sentence "... raised ValueError: ...".
@@ -69,11 +86,15 @@ def described(
             f"{where}{doing} called exit({error.code!r})",
             hint="a model module must not end the process",
         )
-    text = "\n".join(f"  {file}:{line}  {source}" for file, line, source in frames)
-    text = "\n".join(filter(None, (_advice(error, frames), text)))
+    lines = [f"  {file}:{line}  {source}" for file, line, source in frames]
+    if len(lines) > _MOST_FRAMES:
+        left_out = len(lines) - _MOST_FRAMES
+        lines[_MOST_FRAMES // 2 : -_MOST_FRAMES // 2] = [f"  ... {left_out:,} more calls"]
+    text = "\n".join(filter(None, (_advice(error, frames), *lines)))
     return UserError(f"{where}{summary(error, doing)}", hint=text)
 
 
+_MOST_FRAMES = 12
 _MISSING_INPUT = "Missing data for input"
 _UNNAMED_INPUT = re.compile(r"\bInput\((?!.*\bname=)")
 
@@ -95,6 +116,11 @@ _RANK_ADVICE = (
     " axis return it: give tf.squeeze its axis, or set the rank where the tensor is made, with"
     " set_shape or tf.ensure_shape"
 )
+_SHAPE_ADVICE = (
+    "the model expects another shape: give keras.Input the shape of one example as feed returns it,"
+    " without the axis of the batch"
+)
+_NONE_ADVICE = "None is no tensor: a function lacks its return, or feed returns None for labels"
 _ADVICE = {
     "Table not initialized": (
         f"a lookup table that is made while the model is called is never initialized:"
@@ -106,6 +132,20 @@ _ADVICE = {
     ),
     "Cannot take the length of shape with unknown rank": _RANK_ADVICE,
     "as_list() is not defined on an unknown TensorShape": _RANK_ADVICE,
+    "has no attribute 'numpy'": (
+        "model, loss, metrics and feed run as a compiled graph, whose tensors have no values yet:"
+        " use operations of tf or keras.ops"
+    ),
+    "Invalid input shape for input": _SHAPE_ADVICE,
+    "is incompatible with the layer": _SHAPE_ADVICE,
+    "Cast string to float is not supported": (
+        "a tensor is text: convert it in feed, for example with tf.strings.to_number"
+    ),
+    "(<class 'NoneType'>) to a Tensor": _NONE_ADVICE,
+    "None values not supported": _NONE_ADVICE,
+    "tf.function only supports singleton tf.Variables": (
+        "create layers and variables in __init__ or build, not in call"
+    ),
     "A KerasTensor cannot be used as input to a TensorFlow function": (
         "use keras.ops or a layer, or `import elasticdl.model.tensorflow_functions` in the module"
     ),
@@ -123,6 +163,11 @@ def _advice(error: BaseException, frames: list[tuple[str, int, str]]) -> str:
     if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith(PACKAGES):
         instead = instead_of_import(frames[-1][2]) if frames else ""
         return f"a module of the original ElasticDL has other names here: {instead or MIGRATING}"
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return (
+            f"install the package of {error.name} where the job runs (on a cluster: in its image),"
+            " or add the module to the model zoo"
+        )
     return next((hint for fragment, hint in _ADVICE.items() if fragment in str(error)), "")
 
 

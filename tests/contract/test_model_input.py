@@ -168,7 +168,7 @@ def test_a_feed_without_labels_is_refused_in_training(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("made", "words"),
     [
-        ("None", r"made\.py:7: feed returned NoneType, expected a tf.data.Dataset"),
+        ("None", r"made\.py:7: feed returned None, expected a tf.data.Dataset"),
         (
             "dataset.map(lambda x: (x, x)).repeat()",
             r"made\.py:7: feed returned an infinite dataset",
