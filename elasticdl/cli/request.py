@@ -30,6 +30,7 @@ from elasticdl.jobdir.resumable import WHICH_JOB
 from elasticdl.jobdir.scale_override import as_user_scaled
 from elasticdl.value_checks import refuse_empty
 
+_FLAG = re.compile(r"--([a-z-]+)")
 _MORE_VARIABLES = re.compile(r",\w+=")
 """Pairs after a comma, as the original ElasticDL took them."""
 
@@ -72,7 +73,14 @@ def validated(request: Request) -> JobSpec:
             "--resume does not read the job's flags",
             hint=f"they are in {yaml}: add -f {yaml}",
         )
-    spec = JobSpec.from_flags(request.action, {**keys, **flags})
+    try:
+        spec = JobSpec.from_flags(request.action, {**keys, **flags})
+    except SpecError as error:
+        named = _FLAG.search(error.message)
+        name = named[1].replace("-", "_") if named else ""
+        if name not in keys or name in flags:
+            raise
+        raise SpecError(f"{request.file}: {error.message}", hint=error.hint) from error
     place = spec.cluster.job_dir
     of_the_job = is_address(place) and request.file == flags_at(place)
     return spec.replace(

@@ -654,6 +654,30 @@ def test_an_odd_file_is_refused_in_a_few_words(
     assert time.process_time() - begun < 3
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ([], "Error: job.yaml: --seed: expected a whole number of at least 0, got 'x'"),
+        (["--job-name", "A"], "Error: job.yaml: --seed: expected a whole number"),
+        (["--seed", "y"], "Error: --seed: expected a whole number of at least 0, got 'y'"),
+        (["--seed", "1"], "Error: job.yaml: invalid --job-name 'B'"),
+        (["--seed", "1", "--job-name", "A"], "Error: invalid --job-name 'A'"),
+    ],
+)
+def test_an_error_of_a_value_in_a_file_names_the_file(
+    given: list[str],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "model_zoo: z\nmodel_def: m\ntraining_data: t\nseed: x\njob_name: B\n"
+    (tmp_path / "job.yaml").write_text(text)
+    assert run(["train", "-f", "job.yaml", *given, "--dry-run"]) == 2
+    assert capsys.readouterr().err.startswith(told)
+
+
 def test_true_is_true_in_variables_and_labels(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
