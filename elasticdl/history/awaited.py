@@ -28,6 +28,8 @@ class Awaited(StrEnum):
     """Pushes that workers make again for a server that lost them."""
     CODE = "code", "user code"
     """User code that takes long."""
+    TRAIN_END = "train_end", "on_train_end of callbacks"
+    """Of a job that is done."""
 
 
 def awaited_text(value: str) -> str:

@@ -52,19 +52,26 @@ def ending(job: Bench, activity: str, age_s: float) -> None:
     job.put(e.ActivityReported(0, job.worker(0), activity, age_s))
 
 
+def waits(job: Bench) -> list[str]:
+    return [told.text for told in job.of(c.Announce) if told.kind == "wait"]
+
+
 def test_a_job_waits_for_what_its_callbacks_do_in_on_train_end_and_says_so() -> None:
     job = Bench.running()
     ending(job, ON_TRAIN_END, 5.0)
     for _ in range(int(ON_TRAIN_END_S) - 10):
         job.tick(1.0)
     assert job.finished is None
-    (told,) = [told.text for told in job.of(c.Announce) if told.text.startswith("waiting for on")]
-    assert told.startswith("waiting for on_train_end of worker-0, at most 600 s")
-    assert not [told for told in job.of(c.Announce) if told.kind == "wait"]
+    (begun,) = waits(job)
+    assert begun == (
+        "waiting for on_train_end of callbacks: worker-0; at most 600 s,"
+        " or until the job is stopped"
+    )
     job.die(job.worker(0), ExitStatus(exit_code=0))
     all_end(job)
     assert job.end.exit_code == ExitCode.DONE
     assert not job.said("cut off")
+    assert waits(job)[1:] == [begun.replace("waiting", "waited 595 s", 1)]
 
 
 @pytest.mark.parametrize("activity", ["a training step", ""])
@@ -106,8 +113,9 @@ def test_on_train_end_is_cut_off_by_the_master_if_its_worker_does_not_end_itself
     ending(job, ON_TRAIN_END, 5.0)
     job.tick(ON_TRAIN_END_S)
     job.tick(31)
-    assert job.end.exit_code == ExitCode.DONE
     assert job.said("on_train_end of worker-0 was cut off after 636 s: its time is over")
+    job.tick(31)
+    assert job.end.exit_code == ExitCode.DONE
 
 
 def test_a_worker_has_time_to_exit_after_a_long_on_train_end() -> None:
@@ -129,9 +137,31 @@ def test_a_stop_cuts_off_on_train_end() -> None:
     job.tick(60)
     assert job.finished is None
     job.put(e.StopRequested(0, "enough"))
-    assert job.end.exit_code == ExitCode.DONE
     assert job.said("on_train_end of worker-0 was cut off after 81 s: the job was stopped")
+    assert present(job.of(c.StopProcess)[-1]).name == job.worker(0)
+    job.die(job.worker(0), ExitStatus(signal=9, asked=True))
+    all_end(job)
+    assert job.end.exit_code == ExitCode.DONE
+    (worker,) = [row for row in job.state.status().processes if row.role == "worker"]
+    assert worker.cause == "drained"
+    assert "on_train_end was cut off: the job was stopped" in worker.message
+    assert waits(job)[-1].startswith("waited 81 s for on_train_end")
     assert not job.state.status().waiting
+
+
+@pytest.mark.parametrize("stopped_first", [True, False])
+def test_a_stop_cuts_off_on_train_end_at_once(stopped_first: bool) -> None:
+    """It took 30 s if the job had just ended."""
+    job = Bench.running()
+    job.train_all()
+    job.pushed(0, 16)
+    if stopped_first:
+        job.put(e.StopRequested(0, "enough"))
+    job.t += 5.0
+    job.put(e.ActivityReported(0, job.worker(0), ON_TRAIN_END, 5.0))
+    job.tick() if stopped_first else job.put(e.StopRequested(0, "enough"))
+    assert job.said("on_train_end of worker-0 was cut off after 5 s: the job was stopped")
+    assert [stop.name for stop in job.of(c.StopProcess)] == [job.worker(0)]
 
 
 def test_a_worker_that_falls_silent_in_on_train_end_is_not_waited_for() -> None:

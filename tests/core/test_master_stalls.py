@@ -212,12 +212,27 @@ def test_user_code_that_takes_long_is_a_named_wait_and_no_stall() -> None:
     tells(job, job.worker(0), lease, doing="in feed for 60 s")
     (said,) = told(job)
     assert said == "stacks of worker-0, in feed for 60 s:\nfeed.py:3 in feed"
-    assert "waiting for user code: worker-0 has been in feed for 35 s" in told(job, "wait")
+    assert "waiting for user code: worker-0 is in feed" in told(job, "wait")
     assert not job.of(c.StopProcess)
     job.put(e.ActivityReported(0, job.worker(0), ""))
     job.progress(0, lease, 16, done=True)
     wait(job, 3)
-    assert any(text.startswith("waited") and "user code" in text for text in told(job, "wait"))
+    assert told(job, "wait")[-1] == "waited 100 s for user code: worker-0 is in feed"
+
+
+def test_the_wait_for_user_code_begins_with_that_code_and_a_stop_does_not_restart_it() -> None:
+    job = Bench.running(num_workers=1)
+    job.lease()
+    wait(job, 5)
+    job.put(e.ActivityReported(0, job.worker(0), "a training step", 5.0))
+    wait(job, 20)
+    job.put(e.StopRequested(0, "enough"))
+    wait(job, 10)
+    (begun,) = [said for said in job.of(c.Announce) if said.kind == "wait"]
+    assert begun.details["since_s"] == 0.0
+    job.die(job.worker(0))
+    wait(job, 3)
+    assert told(job, "wait")[-1] == "waited 35 s for user code: worker-0 is in a training step"
 
 
 def test_a_worker_that_never_comes_out_of_its_code_is_replaced() -> None:

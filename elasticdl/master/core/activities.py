@@ -138,14 +138,29 @@ class Activities:
             return limit_s
         return max(limit_s, self._leasing.limits.singleton_limit_s(process))
 
-    def long(self) -> list[str]:
-        """Workers that have been in user code for long, in words."""
-        return self.lasting(self._running, min(_SHOWN_S, self.bound_s))
+    def long(self) -> list[tuple[ProcessName, Activity]]:
+        """Workers that have been in user code for long."""
+        return self._lasting(self._running, min(_SHOWN_S, self.bound_s))
 
-    def lasting(self, names: Collection[ProcessName], least_s: float) -> list[str]:
-        """Those of `names` that have been in user code for at least so long, in words."""
+    def long_words(self) -> list[str]:
+        """Say for how long each of them has been there."""
+        return self._words(self.long())
+
+    def lasting_words(self, names: Collection[ProcessName], least_s: float) -> list[str]:
+        """Say which of `names` have been in user code for at least so long."""
+        return self._words(self._lasting(names, least_s))
+
+    def _lasting(
+        self, names: Collection[ProcessName], least_s: float
+    ) -> list[tuple[ProcessName, Activity]]:
         return [
-            f"{name} has been in {activity.what} for {age_s:.0f} s"
+            (name, activity)
             for name, activity in sorted(self._running.items())
-            if name in names and (age_s := self._context.now_s - activity.since_s) >= least_s
+            if name in names and self._context.now_s - activity.since_s >= least_s
+        ]
+
+    def _words(self, lasting: list[tuple[ProcessName, Activity]]) -> list[str]:
+        return [
+            f"{name} has been in {activity.what} for {self._context.now_s - activity.since_s:.0f} s"
+            for name, activity in lasting
         ]

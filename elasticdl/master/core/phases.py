@@ -26,7 +26,7 @@ from elasticdl.master.core.events import (
 from elasticdl.master.core.exporting import Exporting
 from elasticdl.master.core.job_context import JobContext, Outcome, Phase
 from elasticdl.master.core.processes.scaling import DRAIN_GRACE_S, END_GRACE_S, Scaling
-from elasticdl.master.core.processes.table import Life, Process
+from elasticdl.master.core.processes.table import Life
 from elasticdl.master.core.waits import Waits
 from elasticdl.on_train_end import ON_TRAIN_END, ON_TRAIN_END_S
 
@@ -325,9 +325,10 @@ class Phases:
             self._waits.end()
             self._evaluation.abandon()
             self._dismiss_workers()
+        waited_s = context.now_s - context.phase_since_s
+        self._cut_off_train_ends(waited_s)
         # Servers stop after the workers: a worker's last push still needs them.
         workers_left = any(True for _ in context.processes.workers())
-        waited_s = context.now_s - context.phase_since_s
         if not self._servers_stopped and (not workers_left or waited_s > _SERVERS_LIMIT_S):
             self._servers_stopped = True
             for process in list(context.processes.going.values()):
@@ -336,40 +337,34 @@ class Phases:
         # A process whose end is never reported must not keep the job from ending.
         if self._servers_stopped and (not context.processes.going or self._waited_enough(waited_s)):
             assert context.outcome is not None
+            self._waits.end()
             context.phase, context.phase_since_s = Phase.ENDED, context.now_s
             context.orders.give(
                 FinishJob(context.outcome.exit_code, context.outcome.message, context.outcome.hint)
             )
 
     def _waited_enough(self, waited_s: float) -> bool:
-        """Whether the job ends with processes that have not; cuts off `on_train_end` in time."""
+        """Whether the job ends with processes that have not."""
         if waited_s <= _END_LIMIT_S:
             return False
-        running = self._waits.train_ends()
+        if self._waits.train_ends():
+            self._train_end_s = self._context.now_s
+        # A worker that has returned from it has as much time to exit as any other.
+        return self._context.now_s - self._train_end_s > _END_LIMIT_S
+
+    def _cut_off_train_ends(self, waited_s: float) -> None:
+        """End workers whose `on_train_end` has taken too long, or whose job was stopped."""
         # Workers end themselves at their limit, and so say where they were.
         late = waited_s > ON_TRAIN_END_S + _END_LIMIT_S
-        if running and not (late or self._train_end_cut_off):
-            if not self._train_end_s:
-                self._announce_train_end([process for process, _ in running])
+        if not (late or self._train_end_cut_off):
+            return
+        why = "its time is over" if late else "the job was stopped"
+        for process, activity in self._waits.train_ends():
             self._train_end_s = self._context.now_s
-            return False
-        if not running:
-            # A worker that has returned has as much time to exit as any other.
-            return self._context.now_s - self._train_end_s > _END_LIMIT_S
-        for process, activity in running:
             took_s = self._context.now_s - activity.since_s
-            why = "its time is over" if late else "the job was stopped"
             text = f"{ON_TRAIN_END} of {process.name} was cut off after {took_s:.0f} s: {why}"
             self._context.orders.announce("job", text, process=process.name, level="warning")
-        return True
-
-    def _announce_train_end(self, running: list[Process]) -> None:
-        names = f"{running[0].name}" + (f" and {len(running) - 1} more" if running[1:] else "")
-        text = (
-            f"waiting for {ON_TRAIN_END} of {names}, at most {ON_TRAIN_END_S:.0f} s; to end the job"
-            " at once, stop it"
-        )
-        self._context.orders.announce("job", text)
+            self._scaling.stop(process, 0.0, f"{ON_TRAIN_END} was cut off: {why}")
 
     def _dismiss_workers(self) -> None:
         outcome = self._context.outcome

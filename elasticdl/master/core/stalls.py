@@ -407,7 +407,7 @@ class Stalls:
         """What the job waits for, in words: a stall, a quiet time, and long activities."""
         if self._context.phase is Phase.ENDED:
             return []  # It may have ended without a worker in such an activity.
-        long = self._activities.long()
+        long = self._activities.long_words()
         if self._context.phase in (Phase.STARTING, Phase.ENDING):
             return long
         if self._stall is not None:

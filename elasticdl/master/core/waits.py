@@ -17,10 +17,11 @@ from elasticdl.history.job_event import EventStep, meaning
 from elasticdl.master.core.activities import Activities, Activity
 from elasticdl.master.core.coordination import Coordination
 from elasticdl.master.core.job_context import JobContext, Phase
+from elasticdl.master.core.obligation import listed
 from elasticdl.master.core.processes.pending_processes import PendingProcesses
 from elasticdl.master.core.processes.table import Process
 from elasticdl.master.core.reason_times import ReasonTimes
-from elasticdl.on_train_end import ON_TRAIN_END
+from elasticdl.on_train_end import ON_TRAIN_END, ON_TRAIN_END_S
 
 _LASTS_S = 5.0
 """Shorter waits are normal and not announced."""
@@ -59,10 +60,10 @@ class Waits:
         """Check what the job waits for now."""
         self._pending.tick()
         now_s, reasons = self._context.now_s, dict(self._now())
-        # `Phases` announces what a job that is over waits for.
-        over = self._context.phase in (Phase.ENDING, Phase.ENDED)
-        if not over and (busy := self._activities.long()):
-            reasons[Awaited.CODE] = "; ".join(busy[:_MOST_BUSY])
+        for what, (reason, since_s) in self._user_code().items():
+            reasons[what] = reason
+            # It has lasted for long when it is shown first.
+            self._open.setdefault(what, _Open(since_s, since_s))
         for what, reason in reasons.items():
             wait = self._open.setdefault(what, _Open(now_s, now_s))
             # Charge the time since the last look to the present reason.
@@ -93,7 +94,7 @@ class Waits:
 
     def busy(self, names: Collection[ProcessName], least_s: float) -> str:
         """Those of `names` that have been in user code for so long, in words; '' if none."""
-        return "; ".join(self._activities.lasting(names, least_s)[:_MOST_BUSY])
+        return "; ".join(self._activities.lasting_words(names, least_s)[:_MOST_BUSY])
 
     def train_ends(self) -> list[tuple[Process, Activity]]:
         """Workers of a job that is done whose `on_train_end` takes long, and since when."""
@@ -113,6 +114,25 @@ class Waits:
             EventStep.ENDED, wait=str(what), since_s=wait.since_s, waited_s=waited_s, reason=reason
         )
         self._context.orders.announce("wait", text, details=details)
+
+    def _user_code(self) -> Mapping[Awaited, tuple[str, float]]:
+        """The wait for user code, if there is one: its reason, and when the code began."""
+        long = self._activities.long()
+        if self._context.phase not in (Phase.ENDING, Phase.ENDED):
+            what, texts = Awaited.CODE, [f"{name} is in {activity.what}" for name, activity in long]
+        else:
+            # A job that is over waits for nothing else.
+            long = [(name, activity) for name, activity in long if activity.what == ON_TRAIN_END]
+            what, names = Awaited.TRAIN_END, listed(name for name, _ in long)
+            texts = [f"{names}; at most {ON_TRAIN_END_S:.0f} s, or until the job is stopped"]
+        if not long:
+            return {}
+        return {
+            what: (
+                "; ".join(texts[:_MOST_BUSY]),
+                min(activity.since_s for _, activity in long),
+            )
+        }
 
     def _now(self) -> Mapping[Awaited, str]:
         if self._context.phase not in (Phase.WORKING, Phase.EVALUATING, Phase.EXPORTING):
