@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticdl.cluster.base import ProcessName
+from elasticdl.cluster.base import ExitStatus, ProcessName
+from elasticdl.errors import ExitCode
 from elasticdl.job_choices import Action
 from elasticdl.job_status import Goodput, JobStatus, Receipt
 from elasticdl.master.core import events as e
@@ -96,6 +97,41 @@ def test_a_silent_worker_is_lost_until_its_end_is_seen(job: Bench) -> None:
     job.t = 40.0
     job.die(worker(0))
     assert by_use(job)["lost.silent"] == 25.0
+
+
+@pytest.mark.parametrize("use", ["compute.step", "input.feed"])
+@pytest.mark.parametrize("replaced", [False, True])
+def test_code_that_hung_is_lost_and_not_what_it_was_to_do(
+    job: Bench, use: str, replaced: bool
+) -> None:
+    job.lease(0)
+    job.t = 15.0
+    tell(job, worker(0), compute__step=8.0, input__feed=2.0)
+    job.t = 20.0
+    job.put(e.ActivityReported(0, worker(0), "what callbacks do after a step", 5.0))
+    spent = {"compute.step": 8.0, "input.feed": 2.0}
+    for job.t in (25.0, 35.0, 645.0):
+        more = {**spent, use: spent[use] + job.t - 15.0}
+        job.put(e.TimeReported(0, {"worker-0": more}))
+    if replaced:
+        job.tick()
+        assert job.said("hung: in what callbacks do after a step for 630 s")
+        job.t += 1.0
+        job.die(worker(0))
+    else:
+        job.t += 1.0
+        job.die(worker(0), ExitStatus(exit_code=ExitCode.FORCED))
+    assert by_use(job) == {"start.launch": 3.0, **spent, "lost.hung": 631.0}
+    for row in account(job).spent:
+        assert present(row.process_s) <= row.seconds
+
+
+def test_no_more_is_lost_by_a_hang_than_the_worker_ran(job: Bench) -> None:
+    job.t = 15.0
+    tell(job, worker(0), compute__step=4.0, wait__lease=6.0)
+    job.put(e.ActivityReported(0, worker(0), "a training step", 15.0))
+    job.die(worker(0), ExitStatus(exit_code=ExitCode.FORCED))
+    assert by_use(job) == {"start.launch": 3.0, "compute.step": 4.0, "lost.hung": 6.0}
 
 
 def test_a_worker_that_ends_before_it_attaches_only_started() -> None:

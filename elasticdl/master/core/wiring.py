@@ -61,9 +61,9 @@ class Parts:
         self.coordination: Coordination = kind(
             context, self.leasing, self.evaluation, self.checkpointing, self.snapshots
         )
-        self._build_processes()
-        self.takeover = Takeover(context, self.leasing, self.evaluation, self.scaling)
         activities = Activities(context, self.leasing)
+        self._build_processes(activities)
+        self.takeover = Takeover(context, self.leasing, self.evaluation, self.scaling)
         self.waits = Waits(context, self.coordination, self.pending, activities)
         self.phases = Phases(
             context,
@@ -76,13 +76,13 @@ class Parts:
         )
         self._build_watches(activities)
 
-    def _build_processes(self) -> None:
+    def _build_processes(self, activities: Activities) -> None:
         """Build what starts processes, and what handles their starts and ends."""
         context, leasing, evaluation = self.context, self.leasing, self.evaluation
         checkpointing, coordination = self.checkpointing, self.coordination
         scaling = self.scaling = Scaling(context, evaluation, coordination)
         self.pending = PendingProcesses(context, scaling)
-        self.ends = ProcessEnds(context, leasing, scaling, evaluation)
+        self.ends = ProcessEnds(context, leasing, scaling, evaluation, activities)
         self.rolling_back = RollingBack(
             context, leasing, evaluation, checkpointing, self.snapshots, self.ends
         )

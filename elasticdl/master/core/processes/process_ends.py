@@ -7,6 +7,7 @@ from typing import final
 from elasticdl.cluster.base import ExitStatus, ProcessName, Role
 from elasticdl.formatting import amount
 from elasticdl.history.job_event import EventStep, Value, meaning
+from elasticdl.master.core.activities import Activities
 from elasticdl.master.core.data.leasing import Leasing
 from elasticdl.master.core.evaluation.rounds import Evaluation
 from elasticdl.master.core.events import ProcessEnded, ProcessSilent
@@ -40,12 +41,18 @@ class ProcessEnds:
     """Says why a process ended, and gives its work to others."""
 
     def __init__(
-        self, context: JobContext, leasing: Leasing, scaling: Scaling, evaluation: Evaluation
+        self,
+        context: JobContext,
+        leasing: Leasing,
+        scaling: Scaling,
+        evaluation: Evaluation,
+        activities: Activities,
     ) -> None:
         self._context = context
         self._leasing = leasing
         self._scaling = scaling
         self._evaluation = evaluation
+        self._activities = activities
 
     def ended(self, event: ProcessEnded) -> None:
         """Handle the end of a process; a repeated event has no effect."""
@@ -78,6 +85,8 @@ class ProcessEnds:
         elif verdict.cause is Cause.HUNG and process.cause is not None:
             # It was to end for that reason, and did not end in time.
             verdict = Verdict(process.cause, f"{process.message}; it {verdict.text}")
+        if verdict.cause is Cause.HUNG and (activity := self._activities.of(process)):
+            process.hung_since_s = activity.since_s
         self._context.processes.end(process, verdict.cause, verdict.text, event.at_s)
         self._account(process, verdict, event.exit_status)
 

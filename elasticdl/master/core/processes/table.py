@@ -169,6 +169,8 @@ class Process:
     """The cluster was told to end it."""
     replaced: bool = False
     """Another was ordered in its place, or none will be."""
+    hung_since_s: float | None = None
+    """When the code began that did not return, if the process has to end for that."""
     lost_shard: ShardId | None = None
     """The training shard that it worked on when it was given up."""
     slow_times: float = 0.0
@@ -291,7 +293,8 @@ class Processes:
         if process.name.role is Role.WORKER and process.began_s is not None:
             lost = None if cause in ASKED else str(cause)
             ran_s = at_s - process.began_s
-            self.times.ended(process.name, process.launch_s(at_s), ran_s, lost)
+            hung_s = 0.0 if process.hung_since_s is None else at_s - process.hung_since_s
+            self.times.ended(process.name, process.launch_s(at_s), ran_s, lost, hung_s)
         del self.going[process.name]
         self.ends[process.name.role][cause] += 1
         self._shown_ended.append(process.name)

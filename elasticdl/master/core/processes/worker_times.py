@@ -25,24 +25,46 @@ class WorkerTimes:
         """By use: the worker that spent the most on it, and its seconds."""
         self._going: dict[ProcessName, dict[str, float]] = {}
         """The newest account of each worker that has not ended."""
+        self._newest_use: dict[ProcessName, str] = {}
+        """What each of them spent most on between its last two accounts."""
 
     def reported(self, name: ProcessName, launch_s: float, spent_s: Mapping[str, float]) -> None:
         """Take in a worker's account so far. It attached `launch_s` after it began to run."""
         before = self._going.get(name, {})
         # Together with the account, so that a worker without one is not half counted.
         newest = self._going[name] = {**spent_s, TimeUse.LAUNCH.value: launch_s}
-        for use in newest.keys() | before.keys():
-            now_s = newest.get(use, 0.0)
-            self._add(name, use, now_s - before.get(use, 0.0), now_s)
+        more_s = {
+            use: newest.get(use, 0.0) - before.get(use, 0.0)
+            for use in newest.keys() | before.keys()
+        }
+        self._newest_use[name] = max(newest, key=more_s.__getitem__)
+        for use, seconds in more_s.items():
+            self._add(name, use, seconds, newest.get(use, 0.0))
 
-    def ended(self, name: ProcessName, launch_s: float, ran_s: float, cause: str | None) -> None:
+    def ended(
+        self,
+        name: ProcessName,
+        launch_s: float,
+        ran_s: float,
+        cause: str | None,
+        hung_s: float = 0.0,
+    ) -> None:
         """Account for the rest of a worker's time, `ran_s` in all.
 
-        `cause`: why it was lost; None if it ended as it should.
+        `cause`: why it was lost; None if it ended as it should. `hung_s`: how long it had been in
+        code that did not return. Its account has a part of that as the use of this code.
         """
         if name not in self._going:
             self.reported(name, launch_s, {})
-        rest_s = ran_s - sum(self._going.pop(name).values())
+        account_s, use = self._going.pop(name), self._newest_use.pop(name)
+        rest_s = ran_s - sum(account_s.values())
+        # While it hung, nothing else grew.
+        vain_s = min(hung_s - rest_s, account_s[use])
+        if vain_s > 0.0:
+            if self.most[use][0] == name:
+                del self.most[use]  # The next reports of the others say who has the most now.
+            self._add(name, use, -vain_s, account_s[use] - vain_s)
+            rest_s += vain_s
         if rest_s > 0.0:
             use = TimeUse.ENDING.value if cause is None else f"{LOST}.{cause}"
             self._add(name, use, rest_s, rest_s)
