@@ -228,7 +228,7 @@ def _cut_short(master: Master) -> FinishJob:
         return FinishJob(ExitCode.INTERRUPTED, "ended at once by a second signal", "")
     code, message = ExitCode(status.exit_code), status.outcome or ""
     if code is ExitCode.INTERRUPTED:
-        message = f"{message}, and ended at once by a second signal"
+        message = f"{message}, and ended at once"
     return FinishJob(code, message, "")
 
 

@@ -449,7 +449,7 @@ def test_summary_and_status_say_why_records_are_left_where_the_end_does_not() ->
         summary(Outcome(0, "done", "/jobs/ads", receipt=left.to_json()))[1]
         == f"left     60 records: {why}"
     )
-    for end in (why, f"{why}, and ended at once by a second signal"):
+    for end in (why, f"{why}, and ended at once"):
         assert summary(Outcome(1, end, "/j", receipt=left.to_json()))[1] == "job      /j"
     place = JobLocation(Kind.LOCAL, job_dir="/jobs/ads")
     early = replace(left, counted="some seconds before its master was killed")

@@ -26,6 +26,7 @@ from elasticdl.cluster.kubernetes.kubeconfig import contexts, no_cluster
 from elasticdl.errors import ExitCode, PermanentError, SpecError
 from elasticdl.job_status import CheckpointStatus, JobStatus, unknown_status
 from elasticdl.jobdir.layout import JobDirectory
+from elasticdl.jobdir.supervisor_file import SupervisorFile, write_supervisor
 from tests.statuses import process
 from tests.waiting import until
 
@@ -425,6 +426,44 @@ def test_to_stop_a_job_that_has_ended_is_no_error(
     made(here / "jobs" / "digits", exit_code=1, message="m", hint="", status=None)
     assert run(["stop", "digits"]) == 0
     assert capsys.readouterr().err == f"job digits in {here}/jobs/digits has ended already\n"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """With what reasons a master was asked to stop."""
+    asked = list[str]()
+
+    def stop(_: DirectoryJob, reason: str, restart_s: float = 0.0) -> None:
+        asked.append(reason)
+
+    monkeypatch.setattr(DirectoryJob, "_stop", stop)
+    return asked
+
+
+@pytest.mark.parametrize("flags", [(), ("--reason", "enough")])
+def test_a_stop_names_the_command_unless_a_person_gives_the_reason(
+    here: Path, asked: list[str], flags: tuple[str, ...]
+) -> None:
+    made(here / "jobs" / "digits")
+    assert run(["stop", "digits", "--yes", *flags]) == 0
+    assert asked == [flags[-1] if flags else "`elasticdl stop`"]
+
+
+@pytest.mark.parametrize("versions", [(), (5, 9)])
+def test_a_stop_at_once_says_so_and_what_a_resume_continues_from(
+    here: Path, asked: list[str], capsys: pytest.CaptureFixture[str], versions: tuple[int, ...]
+) -> None:
+    """It said that there is no last checkpoint, even if one was just saved."""
+    directory = JobDirectory(made(here / "jobs" / "digits"))
+    checkpointed(directory, *versions)
+    environment = {**os.environ, "ELASTICDL_JOB_DIR": str(directory.path)}
+    with subprocess.Popen(["sleep", "60"], env=environment) as process:
+        until("it has its environment", Path(f"/proc/{process.pid}/environ").read_bytes)
+        write_supervisor(directory, SupervisorFile(process.pid))
+        assert run(["stop", "digits", "--yes", "--now"]) == 0
+    assert asked == ["`elasticdl stop --now`"]
+    kept = "its newest checkpoint is version-9" if versions else "it has no checkpoint"
+    assert f"ended at once; {kept}" in capsys.readouterr().err
 
 
 def test_logs_are_listed_as_data_too(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -148,7 +148,14 @@ class DirectoryJob:
                     " every process of the job with it"
                 )
             time.sleep(_LOOK_EVERY_S)
-        return "ended at once, without a last checkpoint"
+        return f"ended at once; {self._kept()}"
+
+    def _kept(self) -> str:
+        """Say what a resume continues from."""
+        from elasticdl.checkpoint.directories import complete_ones  # slow import
+
+        newest = complete_ones(self.directory.checkpoints)[:1]
+        return f"its newest checkpoint is {newest[0].name}" if newest else "it has no checkpoint"
 
     def _supervisor(self) -> SupervisorFile:
         """Return the job's supervisor. Raises an error with exit code 4 if it does not run."""

@@ -133,7 +133,7 @@ class Job(Protocol):
         """Stop the job gracefully; return a message about what happens next."""
 
     def end(self, reason: str) -> str:
-        """End the job at once, without a last checkpoint; return a message."""
+        """End the job at once; return a message. Nothing waits for a last checkpoint."""
 
     def scale(self, low: int, high: int) -> str:
         """Change the range of workers; return what stays as it is, in words, or ''."""

@@ -15,16 +15,14 @@ from elasticdl.errors import ExitCode
 
 @click.command(context_settings=SETTINGS, epilog=RULE)
 @job_argument
-@click.option(
-    "--reason", default="`elasticdl stop`", show_default=True, help="Shown in the job's events."
-)
+@click.option("--reason", help="Shown in the job's events. [`elasticdl stop`]")
 @click.option(
     "--now",
     is_flag=True,
-    help="Kill it without a last checkpoint. Also works when its master is gone.",
+    help="End it at once, without waiting for a last checkpoint or for its master.",
 )
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
-def stop(query: JobQuery, reason: str, now: bool, yes: bool) -> int:
+def stop(query: JobQuery, reason: str | None, now: bool, yes: bool) -> int:
     """Stop a job gracefully: workers return unfinished work, and a last checkpoint is taken.
 
     A job on a cluster is deleted if its master is not running.
@@ -40,5 +38,8 @@ def stop(query: JobQuery, reason: str, now: bool, yes: bool) -> int:
             if not click.confirm(plain(f"Stop {where}?"), err=True):
                 tell(f"{where} continues")
                 return ExitCode.INTERRUPTED
-        tell(job.end(reason) if now else job.stop(reason))
+        if now:
+            tell(job.end(reason or "`elasticdl stop --now`"))
+        else:
+            tell(job.stop(reason or "`elasticdl stop`"))
     return ExitCode.DONE

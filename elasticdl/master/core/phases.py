@@ -146,7 +146,7 @@ class Phases:
                 self._scaling.stop(process, grace_s, why)
         kept = self._coordination.weights_outlive_workers
         if hurry and (phase is Phase.CHECKPOINTING or not kept):
-            self._context.enter(Phase.ENDING, "stopped twice: ending without a last checkpoint")
+            self._context.enter(Phase.ENDING, "ending at once, without a last checkpoint")
 
     def stalled(self, why: str, exact: bool) -> None:
         """End a job that no remedy helped.
