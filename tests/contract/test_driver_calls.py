@@ -458,7 +458,7 @@ def test_a_process_that_is_not_heard_of_is_given_up_once(stage: Stage) -> None:
 
     stage.call(pass_time())
     silent = stage.core.wait_for(happened.ProcessSilent)
-    assert silent.name == WORKER and silent.silent_s >= 10
+    assert silent.name == WORKER and silent.silent_s >= 10 and silent.connected
     assert len(stage.core.of(happened.ProcessSilent)) == 1
     with pytest.raises(Refused, match="sent no message"):
         client.report(Report())
@@ -521,7 +521,8 @@ def test_among_thousands_reports_are_rarer_but_a_broken_connection_is_noticed_as
     client.close()
     until("its stream broke", lambda: dict(sessions)[WORKER].streams is False)
     stage.call(pass_time(6))
-    assert stage.core.wait_for(happened.ProcessSilent).name == WORKER
+    silent = stage.core.wait_for(happened.ProcessSilent)
+    assert silent.name == WORKER and not silent.connected
 
 
 def test_a_master_that_was_stopped_itself_gives_nobody_up(stage: Stage) -> None:

@@ -175,6 +175,20 @@ def test_a_worker_that_falls_silent_in_on_train_end_is_not_waited_for() -> None:
     assert job.finished is not None
 
 
+def test_a_worker_that_exited_is_not_said_to_be_silent_if_its_end_is_told_late() -> None:
+    """Kubernetes may tell it more than 10 s later, and a warning said that the worker hangs."""
+    job = Bench.running()
+    job.train_all()
+    job.pushed(0, 16)
+    job.tick(11)
+    job.put(e.ProcessSilent(0, job.worker(0), 10.0, connected=False))
+    assert not job.said("sent nothing")
+    job.die(job.worker(0), ExitStatus(exit_code=0))
+    all_end(job)
+    assert job.end.exit_code == ExitCode.DONE
+    assert [row.cause for row in job.state.status().processes] == ["drained", "finished"]
+
+
 def test_training_without_anything_else_ends_when_all_processes_have() -> None:
     job = Bench.running(num_epochs=2)
     job.train_all()

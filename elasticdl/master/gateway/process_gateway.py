@@ -373,8 +373,9 @@ class ProcessGateway:
             self._tell_times()
         self.sessions.pass_time(elapsed_s)
         for name, silent_s in self.sessions.silent():
+            connected = not self.sessions.hung_up(name)
             self.leave(name, f"sent no message for {silent_s:.0f} s")
-            self._queue.post(ProcessSilent(self._queue.at_s(), name, silent_s))
+            self._queue.post(ProcessSilent(self._queue.at_s(), name, silent_s, connected))
 
     def _tell_times(self, name: ProcessName | None = None) -> None:
         """Tell the core what workers spent their time on, or one worker that leaves."""

@@ -178,6 +178,10 @@ class Sessions:
         if present is not None:
             present.streams, present.heard_s = opened, self._passed_s
 
+    def hung_up(self, name: ProcessName) -> bool:
+        """Return whether the order stream of an attached process broke, and none came after it."""
+        return self._present[name].streams is False
+
     def leave(self, name: ProcessName, why: str) -> bool:
         """Refuse the process from now on; `why` completes "worker-3 …".
 

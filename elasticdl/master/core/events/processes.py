@@ -92,10 +92,14 @@ class ServerStandsBy(Event):
 
 @dataclass(frozen=True, slots=True)
 class ProcessSilent(Event):
-    """An attached process sent nothing for `silent_s` seconds."""
+    """An attached process sent nothing for `silent_s` seconds.
+
+    `connected`: its connection is open, so that it seems to hang. That of one that exited is not.
+    """
 
     name: ProcessName
     silent_s: float
+    connected: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,8 +121,9 @@ class ProcessEnds:
             return
         if not process.finished:
             self.give_up(process, Verdict(Cause.SILENT, f"no message for {event.silent_s:.0f} s"))
-        elif process.life is Life.READY:
-            # It may be in an `on_train_end` that holds the interpreter's lock.
+        elif process.life is Life.READY and event.connected:
+            # It may be in an `on_train_end` that holds the interpreter's lock. One that has exited
+            # is no reason to warn: the platform tells its end late.
             text = (
                 f"{process.name} sent nothing for {event.silent_s:.0f} s while the job was ending;"
                 " the job does not wait for it"
