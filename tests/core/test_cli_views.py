@@ -109,12 +109,17 @@ def test_the_picture_has_progress_rate_eta_measures_processes_waits_and_events()
 
 def test_the_limit_of_staleness_comes_with_its_reason() -> None:
     gauges = {"worker-0": {"staleness_limit": 0.0}, "ps-0": {"staleness_mean": 1.0}}
-    assert "own updates missed at most 0" in progress.measures(replace(running(), gauges=gauges))
+    assert "step" not in "".join(progress.measures(replace(running(), gauges=gauges)))
     gauges = {
         "worker-0": {"staleness_limit": 0.0, "exchange_share": 0.2},
         "worker-1": {"staleness_limit": 1.0, "exchange_share": 0.4},
     }
-    assert "own updates missed at most 1 (pull and push take 30 % of a step)" in progress.measures(
+    assert (
+        "steps begin before a worker's last update is applied (pull and push take 30 % of a step)"
+        in progress.measures(replace(running(), gauges=gauges))
+    )
+    gauges = {"worker-0": {"staleness_limit": 4.0}}
+    assert "steps begin before a worker's last 4 updates are applied" in progress.measures(
         replace(running(), gauges=gauges)
     )
 
@@ -314,6 +319,13 @@ def test_a_receipt_says_what_was_done_with_the_records(
 ) -> None:
     outcome = replace(outcome_of(left(tmp_path, 0), 0, interrupted=False), action=action)
     assert summary(outcome)[0] == f"records  expected 2  {word} 2  repeated 0  lost 0"
+
+
+@pytest.mark.parametrize(("repeated", "words"), [(0, "repeated 0"), (2, "repeated at least 2")])
+def test_a_lower_bound_of_nothing_is_no_bound(repeated: int, words: str) -> None:
+    counts = replace(receipt(expected=9, trained=9), repeated_at_least=True)
+    counts = replace(counts, total=replace(counts.total, repeated=repeated))
+    assert words in summary(Outcome(0, "", "j", receipt=counts.to_json()))[0]
 
 
 @pytest.mark.parametrize(

@@ -490,6 +490,7 @@ def test_stopping_twice_ends_without_grace() -> None:
     assert (stop.name, stop.grace_s) == (job.worker(0), 0.0)
     told = {process.name: process.message for process in job.state.status().processes}
     assert stop.reason == "stopping the job: first" == told["worker-0"], "the first reason stands"
+    assert sum("stopping worker-0" in told.text for told in job.of(c.Announce)) == 1
 
 
 def test_a_stop_before_anything_was_trained_ends_at_once() -> None:

@@ -30,6 +30,15 @@ def test_each_limit_is_announced_once_with_its_reason() -> None:
     ]
 
 
+@pytest.mark.parametrize(("workers", "missed"), [(2, "about 1 update of"), (3, "about 2 updates")])
+def test_a_loss_that_rises_says_what_a_gradient_misses(workers: int, missed: str) -> None:
+    job = Bench.running(workers, num_workers=workers, num_epochs=20, sync=False)
+    for loss in (1.0,) * 20 + (0.1,) * 20 + (5.0,) * 20:
+        job.finish(0, job.lease(), loss=loss)
+    (text,) = [line.text for line in job.of(c.Announce) if "the training loss rose" in line.text]
+    assert missed in text
+
+
 def test_the_story_of_a_job_has_it() -> None:
     story = Story()
     story.add(JobEvent(0, 1.0, 1.0, "staleness", "worker-0 waits", "worker-0"))

@@ -81,14 +81,15 @@ def named_values(loss: float | None, metrics: Mapping[str, float | None], digits
 
 
 def measures(status: JobStatus) -> list[str]:
-    """Return training loss, metrics of the last evaluation, staleness and its limit."""
+    """Return training loss, metrics of the last evaluation, staleness and its limit if above 0."""
     shown = named_values(status.loss, status.metrics, 4)
     workers = [gauges for name, gauges in status.gauges.items() if name.startswith("worker-")]
     stale = [gauges["staleness_mean"] for gauges in workers if "staleness_mean" in gauges]
     if stale:
         shown.append(f"staleness {sum(stale) / len(stale):.2g}")
-    if limits := [gauges["staleness_limit"] for gauges in workers if "staleness_limit" in gauges]:
-        shown.append(f"own updates missed at most {max(limits):.0f}{_reason(workers)}")
+    if limit := int(max((gauges.get("staleness_limit", 0.0) for gauges in workers), default=0.0)):
+        last = "last update is" if limit == 1 else f"last {limit} updates are"
+        shown.append(f"steps begin before a worker's {last} applied{_reason(workers)}")
     if status.updates is not None and status.updates.lost:
         shown.append(f"updates lost {bound(status.updates)}{status.updates.lost:,}")
     return shown

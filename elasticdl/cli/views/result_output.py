@@ -50,7 +50,8 @@ def summary(outcome: Outcome) -> list[str]:
         counted = (
             f"  (counted {outcome.receipt['counted']})" if outcome.receipt.get("counted") else ""
         )
-        bound = {"repeated": "at least "} if outcome.receipt.get("repeated_at_least") else {}
+        least = total.get("repeated") and outcome.receipt.get("repeated_at_least")
+        bound = {"repeated": "at least "} if least else {}
         lines.append(
             "records  "
             + "  ".join(f"{word} {bound.get(key, '')}{total[key]}" for key, word in counts.items())

@@ -294,6 +294,8 @@ class Scaling:
         now_s = self._context.now_s
         # A refused process does not exist in the cluster, so no end would ever be reported.
         never_made = process.life is Life.REFUSED
+        # Then only its grace is shorter now.
+        known = process.life is life and process.message == reason
         margin_s = _EXPLAIN_LIMIT_S if life is Life.LOST else _STOP_MARGIN_S
         process.enter(life, now_s, reason, deadline_s=now_s + grace_s + margin_s)
         if never_made:
@@ -302,6 +304,8 @@ class Scaling:
         process.stop_ordered = True
         for_good = self._context.is_spare(process.name)
         self._context.orders.give(StopProcess(process.name, grace_s, reason, for_good))
+        if known:
+            return
         details = meaning(EventStep.STOPPING, reason=reason, grace_s=grace_s)
         self._context.orders.announce(
             "process",

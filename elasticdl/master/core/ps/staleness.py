@@ -6,7 +6,7 @@ from collections import deque
 from statistics import median
 from typing import final
 
-from elasticdl.formatting import exchange_words
+from elasticdl.formatting import amount, exchange_words
 from elasticdl.master.core.events import StalenessChosen
 from elasticdl.master.core.job_context import JobContext
 
@@ -42,14 +42,14 @@ class Staleness:
         """Warn once if the loss rises while gradients are stale."""
         context = self._context
         workers = len(context.processes.live_workers())
-        if workers == 1 or context.spec.trains_in_steps or context.spec.trains_on_ring:
+        if workers <= 1 or context.spec.trains_in_steps or context.spec.trains_on_ring:
             return
         if risen := self._loss_watch.add(loss):
             lowest, now = risen
             text = (
                 f"the training loss rose from {lowest:.4g} to {now:.4g}. {workers} workers train"
-                f" asynchronously, so a gradient misses about {workers - 1} updates of others: add"
-                " --sync, or lower the learning rate"
+                f" asynchronously, so a gradient misses about {amount(workers - 1, 'update')} of"
+                " others: add --sync, or lower the learning rate"
             )
             context.orders.announce("staleness", text, level="warning")
 
