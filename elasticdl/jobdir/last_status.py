@@ -10,6 +10,7 @@ from math import isfinite
 from typing import Any
 
 from elasticdl.errors import ExitCode
+from elasticdl.formatting import duration
 from elasticdl.job_status import JobStatus, ProcessStatus
 from elasticdl.jobdir.layout import JobDirectory
 
@@ -27,7 +28,9 @@ def status_when_killed(
     """
     with suppress(OSError, ValueError):
         status = cut_short(newest_status(directory), message, exit_code, _GONE)
-        counted = "some seconds before its master was killed"
+        counted = (
+            f"at {duration(status.at_s)} of the job, some seconds before its master was killed"
+        )
         receipt = status.receipt and replace(status.receipt, why_left=message, counted=counted)
         return replace(status, receipt=receipt)
     return None

@@ -24,7 +24,7 @@ from elasticdl.cli.verbs.status import lines
 from elasticdl.cli.views.progress import age, ends, table
 from elasticdl.cluster.kubernetes.kubeconfig import contexts, no_cluster
 from elasticdl.errors import ExitCode, PermanentError, SpecError
-from elasticdl.job_status import CheckpointStatus, JobStatus, unknown_status
+from elasticdl.job_status import NO_RECORDS, CheckpointStatus, JobStatus, unknown_status
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.supervisor_file import SupervisorFile, write_supervisor
 from tests.statuses import process
@@ -266,15 +266,22 @@ def test_the_newest_checkpoint_of_a_killed_job_is_the_one_on_disk(
 ) -> None:
     directory = JobDirectory(made(here / "j"))
     saved = CheckpointStatus(5, str(directory.checkpoints / "version-5"), 10, 1.0)
-    known = replace(unknown_status(""), checkpoints=(saved,))
+    counts = replace(NO_RECORDS, expected=100, trained=40)
+    known = replace(unknown_status(""), at_s=8.0, version=6, records=counts, checkpoints=(saved,))
     monkeypatch.setattr("elasticdl.jobdir.job_end.status_when_killed", lambda *_: known)
+    began = {"seq": 0, "at": time.time() - 3620.0, "at_s": 0.0, "kind": "job", "text": ""}
+    directory.events.write_text(json.dumps(began) + "\n")
     checkpointed(directory, 5, 9)
     (directory.checkpoints / "version-12").mkdir()
     aged(directory.path, 3600.0)
-    status = DirectoryJob(directory).report().status
+    aged(directory.checkpoints, 3600.0)
+    report = DirectoryJob(directory).report()
+    status, newest = report.status, directory.checkpoints / "version-9"
     assert [checkpoint.version for checkpoint in status.checkpoints] == [5, 9]
-    assert status.checkpoints[-1].path == str(directory.checkpoints / "version-9")
-    assert status.version == 9, "the job had that version, although the last status is older"
+    assert status.checkpoints[-1].path == str(newest)
+    assert status.version == 6, "version and counts are of one moment"
+    assert lines(report)[-1] == f"checkpoint: version 9, {newest} (taken 12 s after these counts)"
+    assert lines(replace(report, status=replace(status, version=9)))[-1].endswith("/version-9")
 
 
 def test_a_job_that_was_done_before_it_was_resumed_has_the_checkpoint_of_then(here: Path) -> None:

@@ -89,18 +89,21 @@ class DirectoryJob:
 
         known = max((checkpoint.version for checkpoint in status.checkpoints), default=-1)
         for path in complete_ones(self.directory.checkpoints)[:1]:
-            with suppress(Corrupted):
+            with suppress(Corrupted, OSError):
                 manifest = read_manifest(path)
                 if manifest.version > known:
+                    # Version and counts of the status stay those of one moment.
                     newest = CheckpointStatus(
-                        manifest.version, str(path), manifest.bytes, status.at_s
+                        manifest.version,
+                        str(path),
+                        manifest.bytes,
+                        max(status.at_s, path.stat().st_mtime - self._began_at()),
                     )
-                    return replace(
-                        status,
-                        checkpoints=(*status.checkpoints, newest),
-                        version=max(status.version, manifest.version),
-                    )
+                    return replace(status, checkpoints=(*status.checkpoints, newest))
         return status
+
+    def _began_at(self) -> float:
+        return began_at(self.directory.events) or made_wall_s(self.directory)
 
     def _newest(self, message: str) -> JobStatus:
         """Return the saved status of a job whose master restarts."""
@@ -250,8 +253,7 @@ class DirectoryJob:
                 time.sleep(_LOOK_EVERY_S)
 
     def _report(self, state: str, status: JobStatus, outcome: Outcome | None = None) -> Report:
-        age_s = time.time() - (began_at(self.directory.events) or made_wall_s(self.directory))
-        report = Report.of(self, state, age_s, status, outcome)
+        report = Report.of(self, state, time.time() - self._began_at(), status, outcome)
         master = read_master(self.directory) if outcome is None else None
         if master is None or not master.token or not master.runs(self.directory):
             return report

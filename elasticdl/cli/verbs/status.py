@@ -15,8 +15,8 @@ from elasticdl.cli.views import progress
 from elasticdl.cli.views.console import one_line, plain, put, show, tell
 from elasticdl.cli.views.documents import Format, as_json, render
 from elasticdl.errors import ExitCode
-from elasticdl.formatting import amount
-from elasticdl.job_status import ProcessStatus
+from elasticdl.formatting import amount, spoken
+from elasticdl.job_status import CheckpointStatus, JobStatus, ProcessStatus
 
 
 @click.command(context_settings=SETTINGS, epilog=RULE)
@@ -119,9 +119,17 @@ def lines(report: Report) -> list[str]:
     shown += [f"waiting: {plain(reason)}" for reason in status.waiting]
     shown += [
         f"checkpoint: version {checkpoint.version}, {one_line(checkpoint.path)}"
+        f"{_later(checkpoint, status)}"
         for checkpoint in status.checkpoints[-1:]
     ]
     return shown
+
+
+def _later(checkpoint: CheckpointStatus, status: JobStatus) -> str:
+    """Say how much newer a checkpoint is than the last counts of a job that was killed."""
+    if checkpoint.version <= status.version or not status.records.expected:
+        return ""
+    return f" (taken {spoken(checkpoint.at_s - status.at_s)} after these counts)"
 
 
 def _what(process: ProcessStatus) -> str:
