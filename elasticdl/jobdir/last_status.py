@@ -16,6 +16,7 @@ from elasticdl.jobdir.layout import JobDirectory
 
 _ENDED = "ended"
 """The last phase of a job, and the last state of a process."""
+_STOPPING = "stopping"
 _GONE = "killed with its master"
 
 
@@ -81,4 +82,5 @@ def last_measured(directory: JobDirectory) -> list[Mapping[str, Any]]:
 def _ended(process: ProcessStatus, gone: str) -> ProcessStatus:
     if process.state == _ENDED:
         return process
-    return replace(process, state=_ENDED, shard=None, message=gone)
+    why = f" ({process.message})" if process.state == _STOPPING and process.message else ""
+    return replace(process, state=_ENDED, shard=None, message=f"{gone}{why}")

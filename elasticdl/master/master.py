@@ -478,8 +478,7 @@ class Master:
         status = self.status()
         if status.phase == Phase.ENDED:
             return status
-        why = finish.message.partition("\n")[0]
-        return cut_short(status, finish.message, finish.exit_code, f"killed with the job: {why}")
+        return cut_short(status, finish.message, finish.exit_code, "killed with the job")
 
     def _tell_address(self, address: str, page: str) -> None:
         # In a pod the token stays in its Secret: many users may be able to read a volume.

@@ -201,7 +201,11 @@ def test_the_status_is_written_down_now_and_then_for_a_master_that_is_killed(
     directory, clock = JobDirectory(tmp_path), ManualClock()
     assert status_when_killed(directory, "killed") is None
     collector = Collector(directory.series, clock, directory.newest)
-    rows = (process("worker-0", shard="3"), process("worker-1", "ended", message="x"))
+    rows = (
+        process("worker-0", shard="3"),
+        process("worker-1", "ended", message="x"),
+        process("worker-2", "stopping", message="enough"),
+    )
     counted = receipt(expected=900, trained=100)
     collector.look(
         status(10.0, processes=rows, receipt=counted, loss=math.nan, waiting=("for room",))
@@ -220,6 +224,7 @@ def test_the_status_is_written_down_now_and_then_for_a_master_that_is_killed(
     assert [(row.state, row.message) for row in found.processes] == [
         ("ended", "killed with its master"),
         ("ended", "x"),
+        ("ended", "killed with its master (enough)"),
     ]
     directory.newest.write_text('{"status": {"records": 1}}')
     assert status_when_killed(directory, "killed") is None
@@ -295,6 +300,6 @@ def test_nothing_moves_in_the_status_of_a_job_that_was_ended_at_once() -> None:
     assert (found.records_per_s, found.gauges, found.waiting) == (0.0, {}, ())
     assert (found.states, found.processes_left_out) == ({}, 0)
     assert [(row.state, row.message) for row in found.processes] == [
-        ("ended", "it went, too"),
+        ("ended", "it went, too (stopping the job: elasticdl stop)"),
         ("ended", "finished"),
     ]
