@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from elasticdl.cluster.base import ProcessName
+from elasticdl.cluster.base import ExitStatus, ProcessName
 from elasticdl.errors import ExitCode
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
@@ -230,7 +230,8 @@ def test_the_wait_for_user_code_begins_with_that_code_and_a_stop_does_not_restar
     wait(job, 10)
     (begun,) = [said for said in job.of(c.Announce) if said.kind == "wait"]
     assert begun.details["since_s"] == 0.0
-    job.die(job.worker(0))
+    job.die(job.worker(0), ExitStatus(exit_code=68, log_tail="still running after 10 s"))
+    assert job.said("ended by force: still running after 10 s; it was in a training step for 35 s")
     wait(job, 3)
     assert told(job, "wait")[-1] == "waited 35 s for user code: worker-0 is in a training step"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import final
 
 from elasticdl.cluster.base import ExitStatus, ProcessName, Role
@@ -85,10 +86,25 @@ class ProcessEnds:
         elif verdict.cause is Cause.HUNG and process.cause is not None:
             # It was to end for that reason, and did not end in time.
             verdict = Verdict(process.cause, f"{process.message}; it {verdict.text}")
-        if verdict.cause is Cause.HUNG and (activity := self._activities.of(process)):
-            process.hung_since_s = activity.since_s
+        if verdict.cause is Cause.HUNG:
+            verdict = self._hung(process, verdict)
         self._context.processes.end(process, verdict.cause, verdict.text, event.at_s)
         self._account(process, verdict, event.exit_status)
+
+    def _hung(self, process: Process, verdict: Verdict) -> Verdict:
+        """Note since when a process hung that ended itself by force, and add that to its verdict.
+
+        The process counts from when it was to end.
+        """
+        activity = self._activities.of(process)
+        if activity is None:
+            return verdict
+        process.hung_since_s = activity.since_s
+        if process.finished:
+            return verdict  # It says itself how long its `on_train_end` took.
+        took_s = self._context.now_s - activity.since_s
+        text = f"{verdict.text}; it was in {activity.what} for {took_s:.0f} s"
+        return replace(verdict, text=text)
 
     def _explained(self, process: Process, verdict: Verdict, *, own: bool) -> None:
         """Record the end of a process that was given up.
