@@ -83,6 +83,22 @@ def test_a_low_limit_for_stalls_does_not_give_up_a_stopped_ring_sooner() -> None
     saves(world)
 
 
+def test_the_last_checkpoint_of_a_stopped_ring_is_written_however_long_that_takes() -> None:
+    """It was given up 30 s after the ring had stopped, while a member was writing."""
+    world = started(num_workers=2, num_epochs=9, checkpoint_steps=100)
+    world.run_until(lambda: world.newest.version == 6)
+    written: list[tuple[int, int, str]] = []
+    write = world.save
+    world.save = lambda *save: written.append(save)  # type: ignore[method-assign]
+    world.put(e.StopRequested(0, "enough"))
+    world.run_until(lambda: bool(written))
+    world.tick(100.0)
+    assert world.state.status().phase == "checkpointing"
+    write(*written[0])
+    world.run_out()
+    assert world.saved and "failed" not in world.finish.message
+
+
 def saves(world: RingWorld) -> None:
     """The ring, which has not stopped in time, does so now, and saves its weights."""
     assert world.state.status().phase == "checkpointing"

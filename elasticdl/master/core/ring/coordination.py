@@ -135,6 +135,8 @@ class RingCoordination:
         return self._generations.members if self._work.halting else ()
 
     def weights_away(self) -> str:
+        if self._checkpointing.saving is not None:
+            return ""  # A member has copied them, and writes the copy.
         return "the ring's members are gone or do not answer"
 
     # checkpoints
