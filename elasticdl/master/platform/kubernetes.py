@@ -83,7 +83,7 @@ _OUTCOME, _GANG_API = "outcome", "gang-api"
 TERMINATION_MESSAGE = "/dev/termination-log"
 """Kubernetes takes the last words of a container from this file."""
 _SETTLED_S = 10.0
-"""A master that has run for so long can start: its end is a disruption, and costs no delay."""
+"""A master that has acted for so long can start: its end is a disruption, and costs no delay."""
 _SETTLE_AGAIN_S = (2.0, 5.0, 15.0, 60.0)
 _CONCLUDE_LIMIT_S = 300.0
 _CONCLUDE_AGAIN_S = 5.0
@@ -172,11 +172,7 @@ class KubernetesPlatform:
                     notes = {_GANG_API: str(self._gang.api)}
                     await heard(lambda: lease.record(notes), _CONCLUDE_AGAIN_S)
                 provided = await self._resources(api).provide()
-                self._settling = asyncio.ensure_future(self._settle(api))
-                try:
-                    yield self._environment(provided, term, tenure)
-                finally:
-                    await self._settled()
+                yield self._environment(provided, term, tenure)
         finally:
             if self._lease is not None:
                 await lease.release()
@@ -289,9 +285,12 @@ class KubernetesPlatform:
         )
         keep = self._resources(api).keep(self._token, secrets, self._authority)
         keeping = asyncio.ensure_future(keep)
+        # Not before: a master that never gets here must not be started again without end.
+        self._settling = asyncio.ensure_future(self._settle(api))
         try:
             yield cluster
         finally:
+            await self._settled()
             keeping.cancel()
             await asyncio.gather(keeping, return_exceptions=True)
             await (cluster.leave() if handover.to_the_next else cluster.close())
