@@ -33,6 +33,7 @@ LONGEST_FIRST = (
     "contract",
     "image",
     "rights",
+    "stop",
     "leftovers",
 )
 """Files that take minutes, so that none of them is begun when the other processes have ended."""

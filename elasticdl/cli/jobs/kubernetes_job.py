@@ -169,6 +169,12 @@ class KubernetesJob:
 
     def end(self, reason: str) -> str:
         state = self.job_state()
+        if not state.waits_for:
+            # A node kills a worker that hangs only after the grace of its pod. Told by its master
+            # to end at once, the worker ends itself.
+            with suppress(ElasticDLError):
+                for _ in range(2):
+                    self._master.call(lambda master: master.stop(reason))
         self.delete(state)
         return f"job {self.name} and all its objects are deleted{after_deletion(state)}"
 

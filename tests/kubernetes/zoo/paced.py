@@ -1,6 +1,7 @@
 """digits, as slowly as a test needs it: every batch takes PACE_S until the file `hurry` is there.
 
-A worker that finds the file `eat` takes memory until it is killed for it; one worker for one file.
+A worker that finds the file `eat` takes memory until it is killed for it, and one that finds the
+file `hang` never comes back; one worker for one file.
 """
 
 import os
@@ -21,6 +22,9 @@ class Paced(keras.callbacks.Callback):
             hoard = []
             while True:
                 hoard.append(b"x" * (32 << 20))
+        if _taken("hang"):
+            while True:
+                time.sleep(0.1)
         if not os.path.exists(os.path.join(FOLDER, "hurry")):
             time.sleep(PACE_S)
 
