@@ -27,8 +27,8 @@ from bench.load_client import CALL_S
 from elasticdl.cluster.base import ExitStatus, ProcessName, ProcessSpec
 from elasticdl.cluster.local.supervisor.channel import Channel
 from elasticdl.cluster.local.supervisor.messages import RESTART_VARIABLE, Predecessor, Welcome
-from elasticdl.cluster.local.supervisor.port_reservations import PortReservations
 from elasticdl.cluster.local.supervisor.session import Session
+from elasticdl.cluster.port_reservations import PortReservations
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import TLS_OFF, TLS_ON, Action
 from elasticdl.jobdir.layout import JobDirectory, write_atomically

@@ -205,6 +205,9 @@ async def _run(master: Master, environment: MasterEnvironment, platform: Platfor
             if isinstance(error, OSError)
             else "this is a bug in ElasticDL"
         )
+        if platform.has_next and not master.acts:
+            # Its job has lost nothing. The platform restarts it a few times only.
+            return FinishJob(ExitCode.UNAVAILABLE, f"the master cannot start: {error!r}", hint)
         return FinishJob(ExitCode.JOB_FAILED, f"the master failed: {error!r}", hint)
     finally:
         for task in beside:

@@ -135,6 +135,8 @@ class Master:
         self._view = self._job_view()
         self._page = self._status_server()
         self._begun = asyncio.Event()
+        self.acts = False
+        """Whether it has begun to handle events. Before, it has changed nothing of the job."""
         self._finish: FinishJob | None = None
         self._journal: MasterJournal | None = None
         if self._recovered is not None:
@@ -318,6 +320,7 @@ class Master:
         self.queue.spawn("progress", self._tell_progress())
         self.queue.spawn("events of earlier masters", self._read_events())
         driver = Driver(self.core, journal, self.queue, self._gateway, executor)
+        self.acts = True
         try:
             return await driver.run(self._observed(cluster))
         except MasterSuperseded:

@@ -19,7 +19,7 @@ from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL, MASTER, labels
 from elasticdl.cluster.kubernetes.master_lease import MasterLease
 from elasticdl.cluster.kubernetes.plans import Owner
 from elasticdl.cluster.kubernetes.process_secrets import ProcessSecrets
-from elasticdl.errors import ElasticDLError, ExitCode
+from elasticdl.errors import ElasticDLError, ExitCode, MasterSuperseded
 from elasticdl.master.platform.kubernetes_resources import (
     KubernetesResources,
     ProvisionedResources,
@@ -258,6 +258,14 @@ def test_an_api_server_that_stays_away_has_the_master_started_again(
     with pytest.raises(ElasticDLError, match="resources within 1 s") as away:
         provide(cluster, tmp_path, timing=replace(QUICK, limit_s=1.0))
     assert away.value.exit_code is ExitCode.UNAVAILABLE
+
+
+def test_a_master_whose_pod_was_deleted_by_force_leaves_without_a_verdict(
+    cluster: SmallCluster, tmp_path: Path
+) -> None:
+    del cluster.objects[f"{CORE}/pods/iris-abcde"]
+    with pytest.raises(MasterSuperseded, match="pod iris-abcde of this master was deleted"):
+        provide(cluster, tmp_path)
 
 
 def test_a_right_that_is_missing_is_named_and_nothing_is_made(

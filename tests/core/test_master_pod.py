@@ -12,7 +12,7 @@ import pytest
 from elasticdl.clock import ManualClock
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.cluster.kubernetes.plans import Owner
-from elasticdl.errors import ExitCode, SpecError
+from elasticdl.errors import ExitCode, SpecError, TransientError
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.jobdir.layout import JobDirectory
@@ -95,6 +95,19 @@ def test_the_next_master_finds_the_job_as_the_one_before_left_it(tmp_path: Path)
     assert directory.spec.read_text() == before, "the journal knows that it was scaled"
     (scaled,) = begin_anew(spec, directory, lost=False)
     assert "2 workers" in scaled and read(spec).cluster.num_workers.high == 2
+
+
+def test_a_directory_that_fails_under_the_next_master_does_not_end_the_job(tmp_path: Path) -> None:
+    """It was usable before: the pod restarts until it is again."""
+    spec = job(tmp_path)
+    directory, _ = open_directory(spec, OURS, replaces=False)
+    directory.kubernetes.unlink()
+    directory.kubernetes.mkdir()
+    with pytest.raises(TransientError, match=r"cannot be used .* now: Is a directory") as caught:
+        open_directory(spec, OURS, replaces=True)
+    assert caught.value.exit_code is ExitCode.UNAVAILABLE
+    with pytest.raises(SpecError, match="Is a directory"):
+        open_directory(spec, OURS, replaces=False)
 
 
 def test_a_master_that_begins_anew_resumes_from_the_newest_checkpoint_and_says_so(

@@ -5,6 +5,7 @@ loopback.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import shutil
@@ -118,7 +119,8 @@ def cluster() -> Iterator[tuple[SmallCluster, str]]:
 class Pod:
     """One master's pod: what it is told, and what it leaves."""
 
-    def __init__(self, folder: Path, address: str, limit_s: float = 60.0) -> None:
+    def __init__(self, folder: Path, address: str, limit_s: float = 60.0, before: str = "") -> None:
+        """`before`: statements that its process executes before the master begins."""
         self.folder, self.outcome, self.begun = folder, folder / "outcome", folder / "begun"
         user = {
             "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
@@ -131,7 +133,7 @@ class Pod:
         (folder / "kubeconfig").write_text(
             json.dumps({"apiVersion": "v1", "kind": "Config", **user, **servers})
         )
-        (folder / "master.py").write_text(MASTER)
+        (folder / "master.py").write_text(MASTER.replace("code = ", f"{before}\ncode = "))
         (folder / "check.py").write_text(CHECK)
         (folder / "token").mkdir(exist_ok=True)
         told = {
@@ -200,14 +202,16 @@ def the_job(folder: Path, **flags: Any) -> dict[str, Any]:
 def start(cluster: tuple[SmallCluster, str], tmp_path: Path) -> Iterator[Callable[..., Pod]]:
     started: list[Pod] = []
 
-    def begin(limit_s: float = 60.0, args: Sequence[str] = (), **flags: Any) -> Pod:
-        """`args` come after those of `flags`."""
+    def begin(
+        limit_s: float = 60.0, args: Sequence[str] = (), before: str = "", **flags: Any
+    ) -> Pod:
+        """`args` come after those of `flags`. `before`: see `Pod`."""
         made = the_job(tmp_path, **flags)
         made["spec"]["template"]["spec"]["containers"][0]["args"] += args
         cluster[0].objects.setdefault(f"{JOBS}/iris", made)["spec"]["template"] = made["spec"][
             "template"
         ]
-        started.append(Pod(tmp_path, cluster[1], limit_s))
+        started.append(Pod(tmp_path, cluster[1], limit_s, before))
         return started[-1]
 
     yield begin
@@ -284,15 +288,98 @@ def test_the_next_master_continues_with_the_processes_of_one_that_was_killed(
     before = killed(start(), cluster[0])
     term = int(cluster[0].objects[LEASE]["metadata"]["annotations"]["elasticdl.org/term"])
     second = start()
-    second.until(
-        "it says so", lambda: any("another master continues" in text for text in second.events())
-    )
+    continues(second)
     assert uids(cluster[0]) == before and cluster[0].deleted == [("iris-check-1", 1)]
     lease = cluster[0].objects[LEASE]
     assert int(lease["metadata"]["annotations"]["elasticdl.org/term"]) > term
     second.process.send_signal(signal.SIGTERM)
     assert second.finish() == ExitCode.DRAINED, second.log()
     assert cluster[0].objects[LEASE]["spec"]["holderIdentity"] == ""
+
+
+def continues(pod: Pod) -> None:
+    pod.until(
+        "it says so", lambda: any("another master continues" in text for text in pod.events())
+    )
+
+
+def test_no_outgoing_connection_takes_a_port_that_a_master_needs(
+    start: Callable[..., Pod], cluster: tuple[SmallCluster, str]
+) -> None:
+    """A node's range for outgoing connections, 32768 to 60999, includes these ports."""
+    address = cluster[1].removeprefix("http://").split(":")
+    connects = f"""
+IP_LOCAL_PORT_RANGE = 51
+connect, taken = kubernetes.connect, []
+async def connect_from_those_ports():
+    for port in (kubernetes.MASTER_PORT, kubernetes.STATUS_PORT, kubernetes.RENDEZVOUS_PORT):
+        outgoing = socket.socket()
+        only = (port << 16 | port).to_bytes(4, sys.byteorder)
+        outgoing.setsockopt(socket.IPPROTO_IP, IP_LOCAL_PORT_RANGE, only)
+        try:
+            outgoing.connect(({address[0]!r}, {address[1]}))
+            taken.append(outgoing)
+        except OSError as error:
+            print("no port for it:", error, flush=True)
+    return await connect()
+kubernetes.connect = connect_from_those_ports
+"""
+    pod = start(before=connects, distribution_strategy="AllreduceStrategy")
+    pod.until("its worker is made", lambda: "iris-worker-0" in cluster[0].names())
+    assert pod.log().count("no port for it") >= 3, "one of each, or it proves nothing"
+    assert "cannot serve the status page" not in pod.log()
+    pod.process.send_signal(signal.SIGTERM)
+    assert pod.finish() == ExitCode.DRAINED, pod.log()
+
+
+@pytest.mark.parametrize("port", ["MASTER_PORT", "RENDEZVOUS_PORT"])
+def test_a_next_master_that_cannot_start_is_not_the_jobs_end(
+    start: Callable[..., Pod], cluster: tuple[SmallCluster, str], port: str
+) -> None:
+    """A container beside it has one of its ports."""
+    flags = {"distribution_strategy": "AllreduceStrategy"}
+    before = killed(start(**flags), cluster[0], {"iris-worker-0"})
+    limit = cluster[0].objects[f"{JOBS}/iris"]["spec"]["backoffLimit"]
+    second = start(before=f"taken = socket.create_server(('', kubernetes.{port}))", **flags)
+    assert second.finish() == ExitCode.UNAVAILABLE, second.log()
+    assert "the master cannot start" in second.log() and second.left() is None
+    assert uids(cluster[0], before.keys()) == before
+    assert cluster[0].objects[f"{JOBS}/iris"]["spec"]["backoffLimit"] == limit
+    third = start(**flags)
+    continues(third)
+    assert uids(cluster[0], before.keys()) == before
+    third.process.send_signal(signal.SIGTERM)
+    assert third.finish() == ExitCode.DRAINED, third.log()
+
+
+def test_a_next_master_outlives_one_error_of_each_request_to_the_api_server(
+    start: Callable[..., Pod], cluster: tuple[SmallCluster, str]
+) -> None:
+    """One that comes before the request takes effect, and one that comes after."""
+    before = killed(start(), cluster[0])
+    limit = cluster[0].objects[f"{JOBS}/iris"]["spec"]["backoffLimit"]
+    told = list[str]()
+
+    def once() -> Callable[[str, str, Any], dict[str, Any] | None]:
+        codes, seen = itertools.cycle((503, 429, 500, 504)), set[tuple[str, str]]()
+
+        def refuse(method: str, path: str, _: Any) -> dict[str, Any] | None:
+            if (method, path) in seen:
+                return None
+            seen.add((method, path))
+            told.append(f"{method} {path}")
+            return status(next(codes), "Unlucky", "once")
+
+        return refuse
+
+    cluster[0].bend, cluster[0].lose = once(), once()
+    second = start()
+    continues(second)
+    assert {f"PUT {LEASE}", f"GET {JOBS}/iris", f"GET {PODS}/iris-abcde"} <= set(told)
+    assert uids(cluster[0]) == before and cluster[0].deleted == [("iris-check-1", 1)]
+    assert cluster[0].objects[f"{JOBS}/iris"]["spec"]["backoffLimit"] == limit
+    second.process.send_signal(signal.SIGTERM)
+    assert second.finish() == ExitCode.DRAINED, second.log()
 
 
 def served_copy(pod: Pod, cluster: SmallCluster) -> object:

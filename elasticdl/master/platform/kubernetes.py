@@ -10,7 +10,7 @@ import logging
 import math
 import os
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from pathlib import Path
@@ -47,6 +47,7 @@ from elasticdl.cluster.kubernetes.plans import (
 from elasticdl.cluster.kubernetes.process_secrets import ProcessSecrets
 from elasticdl.cluster.kubernetes.termination_message import outcome_text, parsed_outcome
 from elasticdl.cluster.kubernetes.worker_places import WorkerPlaces
+from elasticdl.cluster.port_reservations import PortReservations
 from elasticdl.errors import ElasticDLError, ExitCode, SpecError
 from elasticdl.job import JobSpec
 from elasticdl.jobdir.layout import JobDirectory
@@ -154,9 +155,22 @@ class KubernetesPlatform:
         self._lease: MasterLease | None = None
         self._settling: asyncio.Future[None] | None = None
         self._authority: CertifiedKey | None = None
+        self._reserved: frozenset[int] = frozenset()
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[MasterEnvironment]:
+        ports = PortReservations()
+        # Before the first connection to the API server: the system chooses the own port of each
+        # outgoing connection from a range that has these, too.
+        self._reserved = _reserved(ports, self._pod_env.any_address)
+        try:
+            async with self._acting() as environment:
+                yield environment
+        finally:
+            ports.close()
+
+    @asynccontextmanager
+    async def _acting(self) -> AsyncIterator[MasterEnvironment]:
         api = await connect()
         lease = MasterLease(api, self._pod_env.owner, self._pod_env.pod_name, SystemClock())
         try:
@@ -216,6 +230,7 @@ class KubernetesPlatform:
             warnings,
             PageAddress(bound, STATUS_PORT, names, owner.namespace, certified),
             Authority(self._authority) if self._authority is not None else None,
+            reserved=self._reserved,
             replaces=provided.replaces,
             tenure=tenure,
             journal=_ON_A_VOLUME if spec.shares_job_dir else _WITH_COPIES,
@@ -357,6 +372,20 @@ class KubernetesPlatform:
             secured=job is not None and job.uses_tls,
             pod_group=job_pod_group(job, owner, gang) if job and gang else None,
         )
+
+
+def _reserved(ports: PortReservations, host: str) -> frozenset[int]:
+    """Reserve the ports of a master; return those that nobody in its pod has now."""
+    reserved = set[int]()
+    for name, port in (
+        ("calls", MASTER_PORT),
+        ("rendezvous", RENDEZVOUS_PORT),
+        ("page", STATUS_PORT),
+    ):
+        # A connection of a container beside this one may end before the master listens.
+        with suppress(OSError):
+            reserved.add(ports.reserve(name, host, port))
+    return frozenset(reserved)
 
 
 def _page_certificate() -> CertifiedKey:

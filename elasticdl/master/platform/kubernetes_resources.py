@@ -40,6 +40,7 @@ from elasticdl.errors import (
     ClusterRefused,
     ElasticDLError,
     ExitCode,
+    MasterSuperseded,
     TransientError,
 )
 from elasticdl.tls import CertifiedKey
@@ -109,7 +110,7 @@ class KubernetesResources:
         """Check the rights, and acquire the Lease once no other master acts; return the term.
 
         Raises PermanentError (exit code 3) if the cluster refuses, TransientError (69) after three
-        minutes.
+        minutes, MasterSuperseded if our pod is gone.
         """
         async with self._in_time():
             lacking = await self._heard(
@@ -165,9 +166,13 @@ class KubernetesResources:
     async def _created_s(self) -> int:
         """Return our pod's creation time by the API server's clock.
 
-        It orders the terms of a job's masters also if somebody deletes their Lease.
+        It orders the terms of a job's masters also if somebody deletes their Lease. Raises
+        MasterSuperseded if the pod is gone.
         """
-        own = await self._api.get(f"{self._pods}/{self._pod_name}")
+        own = await self._api.find(f"{self._pods}/{self._pod_name}")
+        if own is None:
+            # By force, so that this process still runs: the Job makes another pod.
+            raise MasterSuperseded(f"pod {self._pod_name} of this master was deleted")
         return int(datetime.fromisoformat(own["metadata"]["creationTimestamp"]).timestamp())
 
     async def _await_previous_master(self) -> None:

@@ -60,7 +60,7 @@ class MasterEnvironment:
     authority: Authority | None = None
     """None: the processes use no TLS."""
     reserved: frozenset[int] = frozenset()
-    """Ports that the platform holds for all masters of the job: listen with SO_REUSEPORT."""
+    """Ports that the platform holds for this master or all of the job: listen with SO_REUSEPORT."""
     replaces: bool = False
     """An earlier master of this launch may have left a journal and processes.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from elasticdl.checkpoint.layout import has_checkpoint
 from elasticdl.checkpoint.strategy import as_trained
 from elasticdl.cluster.kubernetes.plans import Owner
-from elasticdl.errors import ElasticDLError, SpecError
+from elasticdl.errors import ElasticDLError, ExitCode, SpecError, TransientError
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.jobdir.layout import JobDirectory, write_atomically, write_json
@@ -26,8 +26,9 @@ def open_directory(
 ) -> tuple[JobDirectory, tuple[str, ...]]:
     """Create the job's directory, or take it over from the previous master; return warnings.
 
-    Raises SpecError for a directory that holds another job or is not writable, and for an --output
-    that is in use.
+    Raises SpecError for a directory that holds another job or is not usable, and for an --output
+    that is in use. One that an earlier master has used is usable: then it raises TransientError
+    with the exit code of a master that is started again.
     """
     directory = JobDirectory(Path(spec.cluster.job_dir))
     claim = directory.kubernetes
@@ -61,15 +62,16 @@ def open_directory(
         forget_scale_unless(spec, directory)
         _write_spec(spec, directory)
     except OSError as error:
-        raise _unusable(directory.path, error) from error
+        raise (_away if replaces else _unusable)(directory.path, error) from error
     return directory, ((scaled,) if scaled else ())
 
 
 def begin_anew(spec: JobSpec, directory: JobDirectory, *, lost: bool) -> tuple[str, ...]:
-    """Have the job begin again from its newest checkpoint; return warnings. Raises SpecError.
+    """Have the job begin again from its newest checkpoint; return warnings.
 
     Without a checkpoint it starts over, and the receipt counts what was trained before. `lost`: it
-    had processes. A master that ended before that has lost nothing.
+    had processes. A master that ended before that has lost nothing. Raises TransientError as
+    `open_directory`.
     """
     try:
         spec, scaled = as_scaled(spec, directory, anew=False)
@@ -77,7 +79,7 @@ def begin_anew(spec: JobSpec, directory: JobDirectory, *, lost: bool) -> tuple[s
         resumable = spec.action is Action.TRAIN and spec.keeps_checkpoints
         _write_spec(spec.replace(resume=True) if resumable else spec, directory)
     except OSError as error:
-        raise _unusable(directory.path, error) from error
+        raise _away(directory.path, error) from error
     loss = _loss(spec, directory) if lost or directory.preflight.exists() else ()
     return (*loss, *((scaled,) if scaled else ()))
 
@@ -87,9 +89,10 @@ def _write_spec(spec: JobSpec, directory: JobDirectory) -> None:
 
 
 def _uid(claim: Path) -> str:
+    """Return the uid of the directory's job; '' if it has none. Raises OSError."""
     try:
         return str(json.loads(claim.read_text(encoding="utf-8"))["uid"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         return ""
 
 
@@ -124,3 +127,12 @@ def _unusable(path: Path, error: OSError) -> ElasticDLError:
             "set it to a writable path on a --volume (see --fs-group, --run-as-user), or omit it"
         ),
     )
+
+
+def _away(path: Path, error: OSError) -> ElasticDLError:
+    away = TransientError(
+        f"--job-dir {path} cannot be used in the master's pod now: {error.strerror or error}",
+        hint="the cluster will restart the master; check the disk or the volume",
+    )
+    away.exit_code = ExitCode.UNAVAILABLE
+    return away

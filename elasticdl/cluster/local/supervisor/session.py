@@ -21,8 +21,8 @@ from elasticdl.cluster.local.supervisor.messages import (
     spec_of,
     status_plain,
 )
-from elasticdl.cluster.local.supervisor.port_reservations import PortReservations
 from elasticdl.cluster.local.supervisor.process_end import end_of
+from elasticdl.cluster.port_reservations import PortReservations
 
 _LOG = logging.getLogger(__name__)
 

@@ -31,8 +31,8 @@ from elasticdl.cluster.local.supervisor.channel import Channel
 from elasticdl.cluster.local.supervisor.job_processes import JobProcesses
 from elasticdl.cluster.local.supervisor.master_restarts import Restarts, ended_on_purpose, how
 from elasticdl.cluster.local.supervisor.messages import RESTART_VARIABLE, Predecessor, Welcome
-from elasticdl.cluster.local.supervisor.port_reservations import PortReservations
 from elasticdl.cluster.local.supervisor.session import Session
+from elasticdl.cluster.port_reservations import PortReservations
 from elasticdl.errors import ExitCode
 from elasticdl.jobdir.layout import JobDirectory, read_json
 from elasticdl.jobdir.supervisor_file import SupervisorFile, write_supervisor

@@ -1,7 +1,8 @@
-"""Ports that no other program gets while their master is away.
+"""Ports that no other program gets before their master listens, or while it is away.
 
 A reservation is a bound socket that does not listen, so that clients are refused at once. The
-master's own socket may listen on the same port because both have SO_REUSEPORT.
+master's own socket may listen on the same port because both have SO_REUSEPORT. The system gives a
+reserved port to no outgoing connection either.
 """
 
 from __future__ import annotations
