@@ -13,6 +13,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -135,6 +136,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The long files first, the others as they come."""
     place = {name: number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: place.get(item.path.name, len(LONG)))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_temporary_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Have temporary files of this process among those that pytest removes.
+
+    AutoGraph leaves the bytecode of each function that it converts. Processes that tests start
+    keep TMPDIR: the paths of their sockets must stay short.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("temporary")))
+        yield
 
 
 def whole_lines(path: Path) -> list[dict[str, Any]]:

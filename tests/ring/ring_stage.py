@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import os
 import signal
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -38,6 +39,8 @@ def prepare_server() -> None:
     with pytest.MonkeyPatch.context() as variables:
         variables.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
         variables.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
+        # Members end without Python's shutdown, which would delete AutoGraph's files.
+        variables.setenv("TMPDIR", tempfile.gettempdir())
         forkserver.ensure_running()
 
 
