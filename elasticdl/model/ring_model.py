@@ -21,8 +21,9 @@ from elasticdl.model.building import (
     trainable,
 )
 from elasticdl.model.module import ModelModule
-from elasticdl.model.optimizers import Optimizer
+from elasticdl.model.optimizers import Optimizer, clips
 from elasticdl.model.ps_model import PsModel
+from elasticdl.model.row_gradients import add_in_order
 from elasticdl.model.structure import Structure
 from elasticdl.model.usercode import taken, user_code, wrong_result
 
@@ -74,7 +75,19 @@ class RingModel:
         with DotNotTrackScope():
             # Callbacks expect the optimizer here, as after `compile`.
             model.optimizer = optimizer
-        return cls(module, model, optimizer, inputs, variables, averaged, _seeds(model))
+        built = cls(module, model, optimizer, inputs, variables, averaged, _seeds(model))
+        if not built.sums_rows:
+            for variable in (*variables, *optimizer.variables):
+                add_in_order(variable.value)
+        return built
+
+    @property
+    def sums_rows(self) -> bool:
+        """Whether gradients of equal ids may be summed before the optimizer sees them.
+
+        SGD without clipping uses only their sum; all other optimizers get them as with plain Keras.
+        """
+        return type(self.optimizer) is keras.optimizers.SGD and not clips(self.optimizer)
 
     def ps_model(self) -> PsModel:
         """Wrap the model as one without served parameters, to evaluate, predict and export it."""

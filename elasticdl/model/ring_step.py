@@ -7,8 +7,8 @@ number; the sum of the former is divided by the sum of the latter. A member with
 contributes zeros. The averages of layers (batch normalisation) are reduced in the same way.
 
 Everything travels as a few long vectors: one per float type, cut into pieces of some megabytes, so
-that the reduction of the last layers overlaps with the gradients of the first. Sparse gradients
-travel as such.
+that the reduction of the last layers overlaps with the gradients of the first. Gradients of
+embedding rows are gathered instead (`row_gradients`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from elasticdl.model.contribution import Contribution, Contributions, Part, Part
 from elasticdl.model.embedding_hooks import Tensor
 from elasticdl.model.packing import Packing, Reducer, wide
 from elasticdl.model.ring_model import RingModel
+from elasticdl.model.row_gradients import Rows, gathered
 from elasticdl.model.usercode import user_code
 
 
@@ -76,7 +77,7 @@ class Sums:
     numbers: int
     dense: dict[int, int]
     averages: list[int]
-    rows: dict[int, tuple[Tensor, Tensor]]
+    rows: dict[int, Rows]
 
 
 @final
@@ -117,11 +118,10 @@ class Update:
             if sparse[index] is False
         }
         averages = [packing.add(average) for average in mine.averages]
-        rows = {
-            index: _gathered(reducer, index, gradient)
-            for index, gradient in enumerate(mine.gradients)
-            if sparse[index]
+        slices = {
+            index: mine.gradients[index] for index, is_sparse in enumerate(sparse) if is_sparse
         }
+        rows = gathered(reducer, slices, summed=self._model.sums_rows)
         ready(packing.added())
         packing.reduce()
         return Sums(packing, numbers, dense, averages, rows)
@@ -266,24 +266,6 @@ class RingStep:
         with tf.control_dependencies([finite]):
             waited_s = tf.timestamp() - begun_s[0]
         return [*outputs, finite, waited_s]
-
-
-def _gathered(reducer: Reducer, index: int, gradient: tf.IndexedSlices) -> tuple[Tensor, Tensor]:
-    """Distinct ids and, for each, the sum over all members.
-
-    Each member merges its own ids before they travel.
-    """
-    mine, sums = _merged(
-        tf.cast(gradient.indices, tf.int64),
-        tf.cast(gradient.values, wide([gradient.values.dtype])),
-    )
-    return _merged(reducer.gathered(f"ids.{index}", mine), reducer.gathered(f"rows.{index}", sums))
-
-
-def _merged(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Distinct ids, and for each the sum of its rows."""
-    distinct, places = tf.unique(ids)
-    return distinct, tf.math.unsorted_segment_sum(rows, places, tf.size(distinct))
 
 
 def _finite(tensor: tf.Tensor | tf.IndexedSlices) -> Tensor:

@@ -17,65 +17,15 @@ import pytest
 import tensorflow as tf
 
 from elasticdl.model import contribution, packing
-from elasticdl.model.module import ModelModule
 from elasticdl.model.ring_model import RingModel
 from elasticdl.model.ring_step import RingStep
 from elasticdl.worker.ring.base import RingBroken
-from elasticdl.worker.ring.reading import slice_of
+from tests.contract.ring_members import RATE, Member, Others, module_of, step_of_all
 
 pytestmark = pytest.mark.contract
 
 IDS = 11
 SLOW_S = 0.1
-RATE = 0.1
-
-
-class Others:
-    """A ring whose other members have been asked before: what they bring is in variables.
-
-    Keeps what this member brings.
-    """
-
-    def __init__(self) -> None:
-        self.before: dict[str, tf.Variable] = {}
-        self.after: dict[str, tf.Variable] = {}
-        self.mine: dict[str, tf.Variable] = {}
-
-    def reduced(self, name: str, tensor: Any) -> Any:
-        self._make(name, tensor, np.zeros(tensor.shape, tensor.dtype.as_numpy_dtype), tensor.shape)
-        self.mine[name].assign(tensor)
-        return self.before[name] + tensor + self.after[name]
-
-    def gathered(self, name: str, tensor: Any) -> Any:
-        self._make(
-            name,
-            tensor,
-            np.zeros([0, *tensor.shape[1:]], tensor.dtype.as_numpy_dtype),
-            [None, *tensor.shape[1:]],
-        )
-        self.mine[name].assign(tensor)
-        return tf.concat([self.before[name], tensor, self.after[name]], 0)
-
-    def guarded(self) -> Any:
-        return nullcontext()
-
-    def leave(self) -> None:
-        """Nobody but this member brings anything."""
-        for place in (self.before, self.after):
-            for one in place.values():
-                one.assign(tf.zeros_like(one) if one.shape.is_fully_defined() else one[:0])
-
-    def _make(self, name: str, tensor: Any, value: Any, shape: Any) -> None:
-        if name not in self.mine:
-            with tf.init_scope():
-                for place in (self.before, self.after, self.mine):
-                    place[name] = tf.Variable(value, shape=shape, trainable=False)
-
-
-def module_of(
-    loss: Any, optimizer: Any = lambda: keras.optimizers.SGD(RATE, momentum=0.9), build: Any = None
-) -> ModelModule:
-    return ModelModule("m.py", ".", build or model, loss, optimizer, feed_batch=lambda *_: None)
 
 
 def model() -> keras.Model:
@@ -110,41 +60,10 @@ def batch(count: int, seed: int = 0) -> Any:
     return features, random.normal(size=count)
 
 
-def part_of(whole: Any, rank: int, size: int) -> Any:
-    count = len(whole[1])
-    begin, end = slice_of(0, count, rank, size)
-    if begin == end:
-        return None
-    return tf.nest.map_structure(lambda one: one[begin:end], whole)
-
-
-class Member:
-    def __init__(self, module: ModelModule) -> None:
-        self.others = Others()
-        self.model = RingModel.build(module, {}, seed=5)
-        self.step = RingStep(self.model, self.others)
-        self.run(batch(4, seed=9))  # compiled, as a joiner is
-        self.reset(self.values)
-
-    values: list[Any]
-
-    def run(self, part: Any, rank: int = 0, iteration: int = 0) -> Any:
-        if not hasattr(self, "values"):
-            self.values = [one.numpy() for one in self.model.state().values()]
-        return self.step.train([part], rank=rank, size=1, iteration=iteration)
-
-    def reset(self, values: Any) -> None:
-        for one, value in zip(self.model.state().values(), values, strict=True):
-            one.assign(value)
-
-    def state(self) -> Any:
-        return [one.numpy() for one in self.model.state().values()]
-
-
 @functools.cache
 def compiled(loss: Any, small_bytes: int, number: int) -> Member:
     """Most of a member's time is the tracing of its step. `small_bytes` are those now in force."""
-    return Member(module_of(loss))
+    return Member(module_of(loss, model), batch(4, seed=9))
 
 
 def new_members(loss: Any, count: int) -> list[Member]:
@@ -155,35 +74,6 @@ def new_members(loss: Any, count: int) -> list[Member]:
         member.reset(member.values)
         member.model.optimizer.learning_rate = RATE
     return members
-
-
-def step_of_all(members: list[Member], whole: Any, iteration: int) -> Any:
-    """First each alone, to learn what it brings; then all, each with what the others bring."""
-    for rank, member in enumerate(members):
-        kept = member.state()
-        member.others.leave()
-        member.run(part_of(whole, rank, len(members)), rank, iteration)
-        member.reset(kept)
-    brought = [
-        {name: one.numpy() for name, one in member.others.mine.items()} for member in members
-    ]
-    outcomes = []
-    for rank, member in enumerate(members):
-        for name in member.others.mine:
-            for place, others in (
-                (member.others.before, brought[:rank]),
-                (member.others.after, brought[rank + 1 :]),
-            ):
-                if place[name].shape.is_fully_defined():
-                    place[name].assign(
-                        sum((one[name] for one in others), np.zeros(place[name].shape))
-                    )
-                else:
-                    place[name].assign(
-                        np.concatenate([brought[0][name][:0], *(one[name] for one in others)])
-                    )
-        outcomes.append(member.run(part_of(whole, rank, len(members)), rank, iteration))
-    return outcomes
 
 
 @pytest.fixture(autouse=True)
@@ -205,7 +95,7 @@ def test_members_with_parts_of_any_size_do_what_one_process_does_on_the_whole(
     alone, *members = new_members(loss, 1 + size)
     for iteration, count in enumerate(counts):
         whole = batch(count, seed=iteration)
-        expected = alone.run(whole, 0, iteration)
+        expected = alone.run(whole, iteration=iteration)
         for outcome in step_of_all(members, whole, iteration):
             assert outcome.examples == expected.examples == count
             assert outcome.loss == pytest.approx(expected.loss, rel=1e-12)
@@ -214,16 +104,6 @@ def test_members_with_parts_of_any_size_do_what_one_process_does_on_the_whole(
                 member.model.state(), member.state(), alone.state(), strict=True
             ):
                 np.testing.assert_allclose(mine, theirs, rtol=1e-10, atol=1e-13, err_msg=name)
-
-
-def test_an_optimizer_that_looks_at_whole_rows_sees_each_id_once() -> None:
-    module = module_of(mean_loss, lambda: keras.optimizers.Adagrad(0.1))
-    alone, members = Member(module), [Member(module) for _ in range(2)]
-    whole = batch(6)
-    alone.run(whole)
-    step_of_all(members, whole, 0)
-    for mine, theirs in zip(members[1].state(), alone.state(), strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-10, atol=1e-13)
 
 
 def of_any_length() -> keras.Model:
@@ -235,7 +115,7 @@ def of_any_length() -> keras.Model:
 
 
 def test_a_dense_layer_over_sequences_of_any_length_trains() -> None:
-    module = module_of(mean_loss, build=of_any_length)
+    module = module_of(mean_loss, of_any_length)
     built = RingModel.build(module, {}, seed=5)
     step = RingStep(built, Others())
     losses = []
@@ -294,10 +174,12 @@ def noisy() -> keras.Model:
 
 
 def test_members_drop_out_differently_and_yet_stay_alike() -> None:
-    members = [Member2(noisy) for _ in range(2)]
+    members = [
+        Member(module_of(mean_loss, noisy), (np.ones((4, 2)), np.zeros(4))) for _ in range(2)
+    ]
     features = np.random.default_rng(0).normal(size=(4, 2))
     same_part = np.concatenate([features, features]), np.zeros(8)
-    step_of_all(members, same_part, 3)  # type: ignore[arg-type]
+    step_of_all(members, same_part, 3)
     first, second = (member.others.mine["float64.0"].numpy() for member in members)
     assert not np.array_equal(first, second)
     for mine, theirs in zip(members[0].state(), members[1].state(), strict=True):
@@ -347,7 +229,7 @@ def test_a_ring_that_breaks_in_the_last_of_its_reductions_leaves_no_half_of_a_st
     """Those of the moving averages: what is done with gradients waits for them, too."""
     monkeypatch.setattr(packing, "BUCKET_BYTES", 1)
     ring = Breaking(f"float64.{number}")
-    built = RingModel.build(module_of(mean_loss, build=noisy), {}, seed=5)
+    built = RingModel.build(module_of(mean_loss, noisy), {}, seed=5)
     step, variables = RingStep(built, ring), list(built.state().values())
     whole = (np.ones((4, 2)), np.zeros(4))
     step.train([whole], rank=0, size=1, iteration=0)
@@ -362,17 +244,6 @@ def test_a_ring_that_breaks_in_the_last_of_its_reductions_leaves_no_half_of_a_st
     ring.broken = False
     step.train([whole], rank=0, size=1, iteration=1)
     assert ring.applied()
-
-
-class Member2(Member):
-    """Of a model with one array of features."""
-
-    def __init__(self, build: Any) -> None:
-        self.others = Others()
-        self.model = RingModel.build(module_of(mean_loss, build=build), {}, seed=5)
-        self.step = RingStep(self.model, self.others)
-        self.run((np.ones((4, 2)), np.zeros(4)))
-        self.reset(self.values)
 
 
 class Held:
@@ -416,7 +287,7 @@ def test_it_is_known_from_outside_whether_a_member_computes_or_waits_for_others(
         value.set_shape([])
         return value
 
-    step = RingStep(RingModel.build(module_of(loss), {}, seed=5), held)
+    step = RingStep(RingModel.build(module_of(loss, model), {}, seed=5), held)
     thread = threading.Thread(target=lambda: step.train([batch(4)], rank=0, size=1, iteration=0))
     thread.start()
     assert computing.wait(60)
@@ -470,7 +341,7 @@ def test_the_wait_for_others_is_known_without_the_members_own_computing() -> Non
         return slowed(value) + 0 * value
 
     slow = Slow()
-    step = slow.step = RingStep(RingModel.build(module_of(loss), {}, seed=5), slow)
+    step = slow.step = RingStep(RingModel.build(module_of(loss, model), {}, seed=5), slow)
     step.train([batch(4)], rank=0, size=1, iteration=0)  # compiles
     begin_s = time.monotonic()
     outcome = step.train([batch(4)], rank=0, size=1, iteration=1)
