@@ -46,6 +46,9 @@ def gathered(
         rows = tf.concat([tf.cast(gradients[index].values, dtype) for index in indices], 0)
         if summed:
             keys, rows = merged(keys, rows)
+        # Ids are known before their rows are: together they cost one round of negotiation.
+        with tf.control_dependencies([rows]):
+            keys = tf.identity(keys)
         keys = reducer.gathered(f"ids.{number}", keys)
         rows = reducer.gathered(f"rows.{number}", rows)
         if summed:
