@@ -63,7 +63,7 @@ def train(module: ModelModule, case: Mapping[str, Any]) -> Iterator[tuple[int, k
     """Yield steps so far and the model after every `case["look_steps"]` steps, and at the end.
 
     Keras' Adam and Adagrad add the squares of the gradients of an id that comes several times in a
-    batch. With `case["sums"]` they square their sum, as for any dense gradient and on servers.
+    batch. With `case["sums"]` they square their sum, as for any dense gradient.
     """
     keras.utils.set_random_seed(case["seed"])
     model = module.custom_model(**taken(module.custom_model, case["params"]))

@@ -110,6 +110,10 @@ class TableSpec(_Frozen):
     dim: int
     initializer: InitializerSpec = InitializerSpec()
     seed: int = 0
+    whole: bool = False
+    """Its gradient in Keras is one matrix, since a regularizer adds to it: a synchronous step
+    squares the mean of its gradients.
+    """
 
 
 class DenseSpec(_Frozen):

@@ -1,8 +1,8 @@
 """What a training graph returns of gradients: sums, and squares where Keras squares slices.
 
 The gradient of a variable that was gathered from is a `tf.IndexedSlices`, with a slice for each
-time that an id came. Keras adds the slices of a row when it applies them, but squares and clips
-each by itself. A regularizer makes the gradient one matrix.
+time that an id came. Keras adds the slices of a row when it applies them, but squares each by
+itself, and `clipvalue` clips each. A regularizer or a clip by norm makes the gradient one matrix.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ class GradientLayout:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """Rows in a graph: `looked_up[t]` is [n_t, dim], those of the distinct ids of table t;
+class LookedUp:
+    """Rows in a graph: `rows[t]` is [n_t, dim], those of the distinct ids of table t;
     `positions[site.array]` has the places in it of what the lookup at that site gets.
     """
 
-    looked_up: Sequence[Tensor]
+    rows: Sequence[Tensor]
     positions: Sequence[Tensor]
     sites: Sequence[LookupSite]
 
     def slices(self, table: int, by_lookup: Sequence[Tensor]) -> tf.IndexedSlices:
         """The gradient of a table's rows, from those of all lookups."""
-        rows = self.looked_up[table]
+        rows = self.rows[table]
         values, indices = [rows[:0]], [tf.zeros([0], tf.int32)]
         for site, gradient in zip(self.sites, by_lookup, strict=True):
             if site.table == table:
@@ -77,7 +77,7 @@ class StepGradients:
     def of(
         cls,
         ps_model: PsModel,
-        rows: Rows,
+        rows: LookedUp,
         dense: Sequence[Any],
         by_lookup: Sequence[Tensor],
         by_regularizer: Mapping[int, Tensor],

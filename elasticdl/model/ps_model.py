@@ -130,6 +130,7 @@ def _table_specs(layers: Sequence[Any], seed: int) -> tuple[TableSpec, ...]:
             dim=layer.output_dim,
             initializer=initializer_spec(layer, embedding_hooks.vocabulary(layer)),
             seed=_table_seed(seed, name),
+            whole=layer.embeddings_regularizer is not None,
         )
         for name, layer in zip(names, layers, strict=True)
     )

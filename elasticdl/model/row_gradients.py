@@ -1,7 +1,7 @@
 """Exchange the gradients of embedding rows between the members of a ring.
 
 With Keras such a gradient is a `tf.IndexedSlices` with one slice for each occurrence of an id, and
-all optimizers but SGD square each slice. So slices with equal ids stay apart, also on their way to
+most optimizers square each slice. So slices with equal ids stay apart, also on their way to
 other members, unless `RingModel.sums_rows` allows to sum them.
 """
 
@@ -16,13 +16,13 @@ import tensorflow as tf
 from elasticdl.model.embedding_hooks import Tensor
 from elasticdl.model.packing import Reducer, wide
 
-Rows: TypeAlias = tuple[Tensor, Tensor]
+RowSlices: TypeAlias = tuple[Tensor, Tensor]
 """Ids, int64[n], and a row for each."""
 
 
 def gathered(
     reducer: Reducer, gradients: Mapping[int, tf.IndexedSlices], *, summed: bool
-) -> dict[int, Rows]:
+) -> dict[int, RowSlices]:
     """The slices of all members, by rank and then by position.
 
     Tables with rows of one shape and type share an exchange. `summed`: slices with equal ids become
@@ -32,7 +32,7 @@ def gathered(
     for index, gradient in gradients.items():
         kind = tuple(gradient.values.shape[1:]), wide([gradient.values.dtype])
         groups.setdefault(kind, []).append(index)
-    found: dict[int, Rows] = {}
+    found: dict[int, RowSlices] = {}
     for number, ((_, dtype), indices) in enumerate(groups.items()):
         tables = len(indices)
         # A key has the id and its table, so that one exchange has the ids of all tables.
@@ -57,7 +57,7 @@ def gathered(
     return found
 
 
-def merged(ids: Tensor, rows: Tensor) -> Rows:
+def merged(ids: Tensor, rows: Tensor) -> RowSlices:
     """Distinct ids, and for each the sum of its rows, in the order in which they come."""
     distinct, places = tf.unique(ids)
     return distinct, tf.math.unsorted_segment_sum(rows, places, tf.size(distinct))
@@ -83,7 +83,7 @@ def _scatter(
     return scatter(tf.IndexedSlices(rows, ids, slices.dense_shape), use_locking, name)
 
 
-def _by_table(keys: Tensor, rows: Tensor, tables: int) -> list[Rows]:
+def _by_table(keys: Tensor, rows: Tensor, tables: int) -> list[RowSlices]:
     if tables == 1:
         return [(keys, rows)]
     table = tf.cast(keys % tables, tf.int32)

@@ -47,7 +47,7 @@ class StepOutcome:
     examples: float = 1.0
     """The number of values that the loss is the mean of; it weights the gradient in a step."""
     squares: tuple[Squares, ...] = ()
-    """By table; () if the optimizer squares no gradient, or sums."""
+    """By table; () if the optimizer squares nothing, or no id repeats."""
     dense_squares: DenseSquares | None = None
 
 

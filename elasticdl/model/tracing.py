@@ -21,7 +21,7 @@ from elasticdl.formatting import amount
 from elasticdl.model import embedding_hooks
 from elasticdl.model.building import outputs_of
 from elasticdl.model.embedding_hooks import Tensor
-from elasticdl.model.gradients import GradientLayout, Rows, StepGradients
+from elasticdl.model.gradients import GradientLayout, LookedUp, StepGradients
 from elasticdl.model.ids import LookupSite
 from elasticdl.model.metrics import Metrics
 from elasticdl.model.module import ModelModule
@@ -340,7 +340,7 @@ class Tracer:
         self, inputs: _Inputs, gradients: Sequence[Any], layouts: list[GradientLayout]
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Gradients of dense variables, and what follows them; notes the layout of the latter."""
-        rows = Rows(inputs.rows, inputs.positions, self._batches.sites)
+        rows = LookedUp(inputs.rows, inputs.positions, self._batches.sites)
         dense, lookups = self._trainable, self._trainable + len(inputs.looked_up)
         made = StepGradients.of(
             self._ps_model,

@@ -143,7 +143,7 @@ class RowGradients:
     """What a batch has for the rows of its distinct ids, by table.
 
     `sums[t]` is [n_t, dim]: the gradients of each id, added. `squares`: those of ids that come
-    several times; () if nobody needs them, or no id does.
+    several times; () if the optimizer squares nothing, or no id repeats.
     """
 
     sums: tuple[Floats, ...]

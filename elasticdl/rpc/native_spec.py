@@ -19,5 +19,5 @@ def native_spec(spec: ParametersSpec) -> _native.ParametersSpec:
         initializer = _native.InitializerSpec(
             table.initializer.kind.value, table.initializer.a, table.initializer.b
         )
-        native.add_table(table.name, table.dim, initializer, table.seed % 2**64)
+        native.add_table(table.name, table.dim, initializer, table.seed % 2**64, table.whole)
     return native

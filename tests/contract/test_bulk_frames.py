@@ -129,7 +129,10 @@ def encoded_spec(
         *(rule, 0, 1, len(tables), *[0.5] * 10),
         *(trainable, additive, len(json), scalar, 0, 0.0),
     )
-    rows = [struct.pack("<QIIffQ", 0, dim, 0, 0.0, 0.0, len(name)) + name for dim, name in tables]
+    rows = [
+        struct.pack("<QIIffQII", 0, dim, 0, 0.0, 0.0, len(name), 0, 0) + name
+        for dim, name in tables
+    ]
     return front + b"".join(rows) + json
 
 

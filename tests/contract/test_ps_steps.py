@@ -4,10 +4,13 @@ once, on every server, to the same bits whoever pushed what and when.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -27,7 +30,7 @@ from elasticdl.job_flags import ModelSection
 from elasticdl.model.module import ModelModule, load_module
 from elasticdl.model.ps_model import PsModel
 from elasticdl.model.step import CompiledStep
-from elasticdl.rpc.parameters import Floats, Int64s, Update
+from elasticdl.rpc.parameters import DenseSquares, Floats, Int64s, Update
 from elasticdl.rpc.ps_client import ServerPool
 from elasticdl.shard import Applied, ShardId
 from tests.contract.ps_stage import LIMIT_S, ZERO, Stage, as_ids, rich_spec
@@ -115,18 +118,7 @@ def gradient(
 
 def push(pool: ServerPool, update: Update, stage: Stage) -> None:
     versions = update.versions * len(stage.servers)
-    pool.push(
-        Update(
-            update.sequence,
-            update.applied,
-            versions,
-            update.learning_rate,
-            update.dense,
-            update.ids,
-            update.gradients,
-        ),
-        timeout_s=LIMIT_S,
-    )
+    pool.push(replace(update, versions=versions), timeout_s=LIMIT_S)
 
 
 def test_a_push_changes_nothing_until_its_step_is_applied(stage: SteppedStage) -> None:
@@ -241,9 +233,13 @@ def test_the_same_gradients_give_the_same_bits_in_any_order() -> None:
                         for one, table in zip(ids, spec.tables, strict=True)
                     ]
                     versions = (0,) * len(stage.servers)
+                    squares = tuple((np.array([0b1010], np.uint64), one[:2] ** 2) for one in rows)
+                    flat = DenseSquares(((2, 9), (15, 21)), dense[:13] ** 2)
+                    update = Update(
+                        sequence, applied, versions, 0.1, dense, tuple(ids), tuple(rows)
+                    )
                     stage.pools[worker].push(
-                        Update(sequence, applied, versions, 0.1, dense, tuple(ids), tuple(rows)),
-                        timeout_s=LIMIT_S,
+                        replace(update, squares=squares, dense_squares=flat), timeout_s=LIMIT_S
                     )
                     named.append((f"worker-{worker}", sequence, float(examples)))
                 choose.shuffle(named)
@@ -253,6 +249,43 @@ def test_the_same_gradients_give_the_same_bits_in_any_order() -> None:
             assert pulled.dense is not None
             seen.add(b"".join(one.tobytes() for one in (pulled.dense, *pulled.rows)))
     assert len(seen) == 1
+
+
+def _adagrad(**table: Any) -> ParametersSpec:
+    return ParametersSpec(
+        optimizer=OptimizerSpec(kind=OptimizerKind.ADAGRAD, initial_accumulator_value=0.0),
+        dense=(DenseSpec(path="w", shape=(6,)),),
+        tables=(TableSpec(name="t", dim=2, initializer=ZERO, **table),),
+    )
+
+
+@pytest.mark.parametrize(
+    ("whole", "expected"), [(False, 1 / math.sqrt(0.5)), (True, 1.0)], ids=["slices", "matrix"]
+)
+def test_an_id_of_two_gradients_has_two_squares_unless_keras_makes_them_one_matrix(
+    whole: bool, expected: float
+) -> None:
+    with closing(SteppedStage(1, 2, _adagrad(whole=whole))) as stage:
+        for pool in stage.pools:
+            update = gradient(1, 1.0, [5])
+            push(pool, replace(update, dense=np.ones(6, np.float32)), stage)
+        stage.apply(1, ("worker-0", 1, 3.0), ("worker-1", 1, 3.0))
+        # The mean of both gradients is 1, and each square counts with its share squared.
+        np.testing.assert_allclose(stage.rows([5]), [[-expected] * 2], rtol=1e-6)
+        np.testing.assert_allclose(stage.dense(), [-1.0] * 6, rtol=1e-6)
+
+
+def test_a_step_whose_gradients_have_other_dense_squares_squares_their_mean() -> None:
+    """Workers compute the same model, so this is no job of ours; it must not break the server."""
+    spans = (DenseSquares(((0, 2),), np.full(2, 4, np.float32)), None)
+    with closing(SteppedStage(1, 3, _adagrad())) as stage:
+        for pool, squares in zip(stage.pools, spans, strict=False):
+            update = replace(gradient(1, 1.0), dense=np.ones(6, np.float32))
+            push(pool, replace(update, dense_squares=squares), stage)
+        push(stage.pools[2], replace(gradient(1, 1.0), dense=None), stage)
+        stage.apply(1, *((f"worker-{number}", 1, 1.0) for number in range(3)))
+        moved = stage.dense()
+        np.testing.assert_allclose(moved, [-1.0] * 6, rtol=1e-6)
 
 
 def test_a_server_that_lost_its_pushes_leaves_them_out() -> None:

@@ -80,6 +80,14 @@ def test_without_a_repeated_row_there_are_no_squares(count: int) -> None:
     assert _native.merge_squares(values, positions, marks, count).shape == (0, 2)
 
 
+def test_marks_beyond_the_rows_do_not_count() -> None:
+    values, positions = [np.full((2, 3), 2, np.float32)], [np.zeros(2, np.int32)]
+    marks = np.full(1, 2**64 - 1, np.uint64)
+    for _ in range(100):
+        squares = _native.merge_squares(values, positions, marks, 2)
+        np.testing.assert_array_equal(squares, [[8] * 3, [0] * 3])
+
+
 def test_marks_of_other_rows_are_refused() -> None:
     values, positions = [np.ones((2, 3), np.float32)], [np.zeros(2, np.int32)]
     with pytest.raises(ValueError, match="marks are 2 words"):

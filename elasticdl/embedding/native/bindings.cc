@@ -104,12 +104,12 @@ void apply(Table& table, const Ids& ids, const InMatrix& gradients, double learn
   require_matrix("gradients", gradients, table.scalar(), ids.shape(0), static_cast<size_t>(table.dim()));
   require(step >= 1, "step is " + std::to_string(step) + ": the first update is step 1");
   const size_t n = ids.shape(0);
-  Squares given;
+  SquaresReader given;
   if (squares) {
     const auto& [marks, values] = *squares;
     require(marks.shape(0) == Marks::words(n), "marks are " + std::to_string(marks.shape(0)) + " words: expected one for each 64 ids");
     require_matrix("squares", values, table.scalar(), Marks::count(marks.data(), n), static_cast<size_t>(table.dim()));
-    given = Squares(marks.data(), values.data(), static_cast<size_t>(table.dim()) * bytes_of(table.scalar()));
+    given = SquaresReader(marks.data(), values.data(), static_cast<size_t>(table.dim()) * bytes_of(table.scalar()));
   }
   nb::gil_scoped_release released;
   table.apply(ids.data(), n, gradients.data(), {learning_rate, step}, given);

@@ -24,12 +24,12 @@ class Marks {
 };
 
 // The sums of squares of a table's rows in one update, read row by row.
-class Squares {
+class SquaresReader {
  public:
   // No id repeats.
-  Squares() = default;
+  SquaresReader() = default;
   // `values`: of the rows that are marked, in their order, `row_bytes` each. Begins at row `first`.
-  Squares(const uint64_t* marks, const void* values, size_t row_bytes, size_t first = 0)
+  SquaresReader(const uint64_t* marks, const void* values, size_t row_bytes, size_t first = 0)
       : marks_(marks), values_(static_cast<const char*>(values) + Marks::count(marks, first) * row_bytes), row_bytes_(row_bytes), row_(first) {}
 
   // Of the next row; null: its gradient is a single one.

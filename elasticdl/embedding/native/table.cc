@@ -300,7 +300,7 @@ void Table::peek(const int64_t* ids, size_t n, void* rows, int view) const {
   });
 }
 
-void Table::apply(const int64_t* ids, size_t n, const void* gradients, const StepContext& context, Squares squares, const Progress* progress) {
+void Table::apply(const int64_t* ids, size_t n, const void* gradients, const StepContext& context, SquaresReader squares, const Progress* progress) {
   State& s = *state_;
   const Constants constants = constants_of(s.optimizer, context, s.scalar);
   const char* sums = static_cast<const char*>(gradients);

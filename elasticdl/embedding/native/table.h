@@ -48,7 +48,7 @@ class Table {
   // with merge_rows, and their squares with merge_squares. Rows that are not named go on by their momentum, as in Keras: see
   // advance. Their weights do not decay.
   // In kept memory `progress` makes that survive, and counts each row; without it an update may be left half done.
-  void apply(const int64_t* ids, size_t n, const void* gradients, const StepContext& context, Squares squares = {},
+  void apply(const int64_t* ids, size_t n, const void* gradients, const StepContext& context, SquaresReader squares = {},
              const Progress* progress = nullptr);
   // The model has had `step` updates, whether or not they named rows of this table. All reading calls show rows as they are
   // after them. Steps never go back; apply does this itself. `learning_rate`: of that step, 0 if it is not known.

@@ -70,7 +70,9 @@ void merge_squares(Scalar scalar, const std::vector<RowValues>& parts, size_t di
   std::vector<int32_t> places(m, -1);
   int32_t count = 0;
   for (size_t word = 0; word < Marks::words(m); ++word) {
-    for (uint64_t left = marks[word]; left != 0; left &= left - 1) places[word * 64 + static_cast<size_t>(__builtin_ctzll(left))] = count++;
+    uint64_t left = marks[word];
+    if (word == m / 64) left &= (uint64_t{1} << (m % 64)) - 1;  // bits beyond the rows do not count
+    for (; left != 0; left &= left - 1) places[word * 64 + static_cast<size_t>(__builtin_ctzll(left))] = count++;
   }
   std::memset(out, 0, static_cast<size_t>(count) * dim * bytes_of(scalar));
   for (const RowValues& part : parts) {

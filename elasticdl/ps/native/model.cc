@@ -184,7 +184,7 @@ void Model::apply_rows(size_t t, const Update::Rows& rows, const StepContext& co
     Progress here;
     if (progress != nullptr) here = {progress->serial, progress->done, progress->first + begin};
     tables_[t]->apply(rows.ids + begin, std::min(kRowsAtOnce, rows.count - begin), rows.gradients + begin * row_bytes(t), context,
-                      Squares(rows.marks, rows.squares, row_bytes(t), begin), progress == nullptr ? nullptr : &here);
+                      SquaresReader(rows.marks, rows.squares, row_bytes(t), begin), progress == nullptr ? nullptr : &here);
   }
 }
 

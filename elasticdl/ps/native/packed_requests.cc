@@ -122,15 +122,17 @@ bool Connection::unpack_push(wire::Cursor cursor) {
     most = std::max(most, count * dim);
   }
   const std::vector<wire::Span> spans = take_all<wire::Span>(cursor, head.spans);
-  const Update::DenseSquares dense_squares{spans.data(), spans.size(), nullptr};
-  Update::check(dense_squares, head.dense_count != 0 ? model->trainable().size() : 0);
+  const Update::DenseSquares dense_squares(spans.data(), spans.size(), head.dense_count != 0 ? model->trainable().size() : 0);
   size.add(spans.size(), sizeof(wire::Span));
   size.add(dense_squares.size(), model->weight_bytes());
   values.add(dense_squares.size(), 1);
   // Each takes a byte or more. So the plain push is at most 16 times what was sent, also if all tables have the same ids.
   if (values.bytes() > cursor.left()) throw UserError("a packed push with fewer gradients than its ids say");
   PackedWeights weights(model->spec().scalar, checked(precision)), exact(model->spec().scalar, wire::Precision::full);
-  const uint64_t all = size.bytes() + ids.bytes() + PackedWeights::scratch(most);
+  // Spans and marks are copied, and spans have what is before each.
+  uint64_t copied = spans.size() * (sizeof(wire::Span) + sizeof(uint64_t));
+  for (const std::vector<uint64_t>& words : marks) copied += words.size() * sizeof(uint64_t);
+  const uint64_t all = size.bytes() + ids.bytes() + copied + PackedWeights::scratch(most);
   if (all > kLarge) {
     if (!unpacking_.take(*this, all)) return false;
     unpacked_share_ = all;

@@ -118,7 +118,7 @@ class Mean {
     std::vector<SquaredPart> squared;
     for (size_t t = 0; t < model_.tables(); ++t) {
       each_id(t, [&](const Row* first, const Row* last) {
-        if (!repeats(first, last)) return;
+        if (!repeats(t, first, last)) return;
         squared.clear();
         for (const Row* row = first; row != last; ++row) squared.push_back({row->values, row->squares, shares_[row->part]});
         mean_squares(scalar, squared, model_.spec().tables[t].dim, std::exchange(out, out + model_.row_bytes(t)));
@@ -150,7 +150,7 @@ class Mean {
     std::vector<Row> rows;
     for (size_t s = 0; s < sources_.size(); ++s) {
       const Update::Rows& part = sources_[s].update->tables[t];
-      Squares squares(part.marks, part.squares, model_.row_bytes(t));
+      SquaresReader squares(part.marks, part.squares, model_.row_bytes(t));
       for (size_t i = 0; i < part.count; ++i) {
         rows.push_back({part.ids[i], s, part.gradients + i * model_.row_bytes(t), static_cast<const char*>(squares.next())});
       }
@@ -160,7 +160,7 @@ class Mean {
     uint64_t ids = 0;
     std::vector<uint64_t> marks(Marks::words(rows_[t].size()));
     each_id(t, [&](const Row* first, const Row* last) {
-      if (repeats(first, last)) Marks::set(marks.data(), ids);
+      if (repeats(t, first, last)) Marks::set(marks.data(), ids);
       ++ids;
     });
     marks.resize(Marks::words(ids));
@@ -168,9 +168,10 @@ class Mean {
     marks_.push_back(std::move(marks));
   }
 
-  // Whether the id of these rows comes several times in the batches of the step.
-  bool repeats(const Row* first, const Row* last) const {
-    return model_.spec().optimizer.squares() && (last - first > 1 || first->squares != nullptr);
+  // Whether the id of these rows of table t comes several times in the batches of the step, and each gradient is squared.
+  bool repeats(size_t t, const Row* first, const Row* last) const {
+    if (!model_.spec().optimizer.squares() || model_.spec().tables[t].whole) return false;
+    return last - first > 1 || first->squares != nullptr;
   }
 
   // visit(first, last) of the rows of each id.
@@ -187,7 +188,7 @@ class Mean {
   std::vector<Source> sources_;
   double examples_ = 0;
   std::vector<Part> dense_;
-  Update::DenseSquares spans_;  // without values
+  Update::DenseSquares spans_;  // of each source; the values are those of one
   std::vector<SquaredPart> dense_squares_;
   std::vector<std::vector<Row>> rows_;  // by table, sorted
   std::vector<uint64_t> ids_;           // by table: distinct ones

@@ -24,23 +24,27 @@ struct Update {
 
   // Of the dense gradient, in some spans of its trainable part. All other weights have a single gradient.
   struct DenseSquares {
+    DenseSquares() = default;
+    // Throws UserError unless the spans are in their order and within so many weights. `spans` must outlive it.
+    DenseSquares(const wire::Span* spans, size_t count, uint64_t trainable);
+
     const wire::Span* spans = nullptr;
     size_t count = 0;
+    std::vector<uint64_t> before;  // each span: the weights in those before it; then those in all
     const char* values = nullptr;
 
-    uint64_t size() const;
+    uint64_t size() const { return count == 0 ? 0 : before[count]; }
     bool same_spans(const DenseSquares& other) const;
     // Calls visit(begin, size, squares or null) for each piece of [begin, begin + size). Weights are of `width` bytes.
     template <class Visit>
     void each_piece(uint64_t begin, uint64_t size, size_t width, Visit visit) const {
       const uint64_t end = begin + size;
-      const char* at = values;
-      for (size_t i = 0; i < count && begin < end && spans[i].begin < end; at += spans[i++].size() * width) {
-        if (spans[i].end <= begin) continue;
+      const wire::Span* first = std::partition_point(spans, spans + count, [&](const wire::Span& span) { return span.end <= begin; });
+      for (size_t i = static_cast<size_t>(first - spans); i < count && spans[i].begin < end; ++i) {
         if (begin < spans[i].begin) visit(begin, spans[i].begin - begin, nullptr);
         begin = std::max(begin, spans[i].begin);
         const uint64_t until = std::min(end, spans[i].end);
-        visit(begin, until - begin, at + (begin - spans[i].begin) * width);
+        visit(begin, until - begin, values + (before[i] + begin - spans[i].begin) * width);
         begin = until;
       }
       if (begin < end) visit(begin, end - begin, nullptr);
@@ -54,8 +58,6 @@ struct Update {
 
   // `payload` must outlive it. Throws UserError if it does not fit the model.
   static Update read(const char* payload, size_t bytes, const Model& model);
-  // Throws UserError unless the spans are in their order and within so many weights.
-  static void check(const DenseSquares& squares, uint64_t trainable);
   size_t rows() const;
 };
 

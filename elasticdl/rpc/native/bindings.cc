@@ -201,8 +201,8 @@ std::pair<const char*, const char*> encodings(const Pool& pool) {
   return {kEncodingNames[static_cast<unsigned>(pulls)], kEncodingNames[static_cast<unsigned>(pushes)]};
 }
 
-void add_table(Spec& spec, const std::string& name, uint32_t dim, const InitializerSpec& initializer, uint64_t seed) {
-  spec.tables.push_back({name, dim, initializer, seed});
+void add_table(Spec& spec, const std::string& name, uint32_t dim, const InitializerSpec& initializer, uint64_t seed, bool whole) {
+  spec.tables.push_back({name, dim, initializer, seed, whole});
 }
 
 }  // namespace
@@ -218,7 +218,7 @@ void bind_rpc(nb::module_& m) {
                           const std::string& dtype) {
         new (self) Spec{optimizer, scalar_named(dtype), trainable, additive, {}, json};
       }, "optimizer"_a, "trainable"_a, "additive"_a, "json"_a, "dtype"_a = "float32")
-      .def("add_table", &add_table, "name"_a, "dim"_a, "initializer"_a, "seed"_a)
+      .def("add_table", &add_table, "name"_a, "dim"_a, "initializer"_a, "seed"_a, "whole"_a = false)
       .def_ro("json", &Spec::json);
   nb::class_<Pool>(m, "Pool")
       .def("__init__", [](Pool* self, const std::vector<std::string>& addresses, const std::vector<std::string>& tokens, const std::string& name,

@@ -101,7 +101,7 @@ PushAnswer Pool::push_packed(const PushRequest& request, const void* newest, dou
   std::vector<wire::PushReply> replies(servers_);
   for (uint32_t k = 0; k < servers_; ++k) {
     const Slices slices(spec_, k, servers_);
-    const DenseSquares dense(request, slices, weight_bytes());
+    const SlicedSquares dense(request, slices, weight_bytes());
     const wire::Push head{request.sequence, request.shard, request.attempt, request.offset, request.versions[k],
                           request.learning_rate, request.dense != nullptr ? slices.size() : 0,
                           static_cast<uint32_t>(split.tables()), static_cast<uint32_t>(dense.spans.size())};
@@ -128,7 +128,7 @@ PushAnswer Pool::push_packed(const PushRequest& request, const void* newest, dou
 
 // places[t]: of table t.
 void Pool::pack_gradients(const PushRequest& request, uint32_t server, const std::vector<uint32_t>* const* places,
-                          const DenseSquares& dense_squares, const std::vector<GatheredSquares>& squares, wire::Precision precision,
+                          const SlicedSquares& dense_squares, const std::vector<GatheredSquares>& squares, wire::Precision precision,
                           Buffer& room, Part& part) const {
   PackedWeights weights(spec_.scalar, precision), exact(spec_.scalar, wire::Precision::full);
   const Slices slices(spec_, server, servers_);

@@ -202,7 +202,7 @@ PushAnswer Pool::push_plain(const PushRequest& request, const void* newest, doub
   std::vector<std::string> fronts(servers_);
   std::vector<Buffer> gathered(servers_);
   std::vector<std::vector<GatheredSquares>> squares(servers_);
-  std::vector<DenseSquares> dense;
+  std::vector<SlicedSquares> dense;
   std::vector<wire::PushReply> replies(servers_);
   for (uint32_t k = 0; k < servers_; ++k) {
     Slices slices(spec_, k, servers_);
@@ -255,7 +255,7 @@ std::vector<Met> Pool::meet(const void* newest, double timeout_s) {
   return pushes_.take_met();
 }
 
-DenseSquares::DenseSquares(const PushRequest& request, const Slices& slices, size_t width) {
+SlicedSquares::SlicedSquares(const PushRequest& request, const Slices& slices, size_t width) {
   const Range& mine = slices.trainable;
   const char* at = static_cast<const char*>(request.dense_squares);
   for (const Range& span : request.spans) {

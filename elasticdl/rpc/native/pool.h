@@ -84,8 +84,8 @@ struct PushRequest {
 };
 
 // The part of a push's dense squares that goes to one server.
-struct DenseSquares {
-  DenseSquares(const PushRequest& request, const Slices& slices, size_t width);
+struct SlicedSquares {
+  SlicedSquares(const PushRequest& request, const Slices& slices, size_t width);
   std::vector<wire::Span> spans;  // of its slice
   std::vector<const char*> values;
 };
@@ -146,7 +146,7 @@ class Pool {
   PushAnswer push_packed(const PushRequest& request, const void* newest, double timeout_s, wire::Precision precision);
   PushAnswer pushed(std::vector<Part>& parts, std::vector<wire::PushReply>& replies, const void* newest, double timeout_s);
   void pack_gradients(const PushRequest& request, uint32_t server, const std::vector<uint32_t>* const* places,
-                      const DenseSquares& dense_squares, const std::vector<GatheredSquares>& squares, wire::Precision precision, Buffer& room,
+                      const SlicedSquares& dense_squares, const std::vector<GatheredSquares>& squares, wire::Precision precision, Buffer& room,
                       Part& part) const;
   // `places(t)`: of each row of table t in the frame of this server, its row in the request; null: the same.
   template <class Places>

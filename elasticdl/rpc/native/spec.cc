@@ -28,6 +28,8 @@ struct FixedTable {
   float a;
   float b;
   uint64_t name_bytes;
+  uint32_t whole;
+  uint32_t padding;
 };
 
 // Pointers to the constants of a rule, in the order of Fixed::constants.
@@ -84,7 +86,7 @@ std::string Spec::encode() const {
   wire::Writer writer;
   writer.put(fixed_of(*this)).put(optimizer.weight_decay);
   for (const TableShape& table : tables) {
-    writer.put(FixedTable{table.seed, table.dim, table.initializer.kind, table.initializer.a, table.initializer.b, table.name.size()});
+    writer.put(FixedTable{table.seed, table.dim, table.initializer.kind, table.initializer.a, table.initializer.b, table.name.size(), table.whole, 0});
     writer.text(table.name);
   }
   writer.text(json);
@@ -108,7 +110,7 @@ Spec Spec::decode(const char* data, size_t bytes) {
       throw UserError("table " + std::to_string(t) + " has initializer " + std::to_string(table.initializer) + ", which is unknown");
     }
     InitializerSpec initializer{static_cast<InitializerSpec::Kind>(table.initializer), table.a, table.b};
-    spec.tables.push_back({cursor.text(table.name_bytes), table.dim, initializer, table.seed});
+    spec.tables.push_back({cursor.text(table.name_bytes), table.dim, initializer, table.seed, table.whole != 0});
   }
   spec.json = cursor.text(fixed.json_bytes);
   cursor.end();

@@ -15,6 +15,7 @@ struct TableShape {
   uint32_t dim = 0;
   InitializerSpec initializer;
   uint64_t seed = 0;
+  bool whole = false;  // see TableSpec in embedding/spec.py
 };
 
 // [begin, end) of a flat vector.
