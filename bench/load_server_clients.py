@@ -287,7 +287,9 @@ class Clients:
             *(worker.number, 0, worker.sequence, worker.version),
             *(0.01, 0, 1, 0, self.share.rows_per_step),
         )
-        worker.links[1].send(PUSH, [head, ids, self._gradients], lambda _: self._stepped(worker))
+        marks = bytes(8 * -(-self.share.rows_per_step // 64))  # no id repeats
+        frame = [head, ids, marks, self._gradients]
+        worker.links[1].send(PUSH, frame, lambda _: self._stepped(worker))
 
     def _stepped(self, worker: Worker) -> None:
         worker.steps += 1

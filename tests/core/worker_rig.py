@@ -60,6 +60,8 @@ class Outcome:
     gradients: tuple[Any, ...]
     learning_rate: float = 1.0
     nonfinite: str = ""
+    squares: tuple[Any, ...] = ()
+    dense_squares: None = None
 
 
 class MemoryParameters:

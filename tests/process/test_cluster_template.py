@@ -328,7 +328,8 @@ def test_nothing_is_left_when_the_owner_is_killed(
     logs = [tmp_path / "worker-0.log", tmp_path / "worker-1.log"]
 
     def pids() -> list[int]:
-        lines = [log.read_text().splitlines()[-1].split() for log in logs if log.exists()]
+        texts = [log.read_text() for log in logs if log.exists()]
+        lines = [text.splitlines()[-1].split() for text in texts if text]
         return [int(one) for line in lines if line[0] == "pids" for one in line[1:]]
 
     command = [sys.executable, "-c", OWNER, str(tmp_path), FAMILY, "counted"]

@@ -358,6 +358,8 @@ class _PsStep:
             loss=1.0,
             dense=features,
             gradients=(),
+            squares=(),
+            dense_squares=None,
             learning_rate=0.1,
             nonfinite="",
             examples=float(len(features)),

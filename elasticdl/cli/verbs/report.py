@@ -20,11 +20,10 @@ from elasticdl.errors import PermanentError, UserError
 @click.option(
     "--output",
     type=LocalPath(),
-    default="",
     metavar="FILE",
     help="Output file; `-` is stdout. [report.html of the job]",
 )
-def report(query: JobQuery, output: str) -> None:
+def report(query: JobQuery, output: str | None) -> None:
     """Save a job's status page, as it is now, as one file that opens without a network.
 
     A job writes one into its directory when it ends. For a local job the default is report.html in
