@@ -134,6 +134,17 @@ def test_no_more_is_lost_by_a_hang_than_the_worker_ran(job: Bench) -> None:
     assert by_use(job) == {"start.launch": 3.0, "compute.step": 4.0, "lost.hung": 6.0}
 
 
+def test_two_workers_that_hang_in_their_first_feed_have_lost_that_time(job: Bench) -> None:
+    job.t = 15.0
+    for index in range(2):
+        job.put(e.ActivityReported(0, worker(index), "feed", 10.0))
+    tell(job, worker(0), worker(1), input__feed=10.0)
+    for index in range(2):
+        job.die(worker(index), ExitStatus(exit_code=ExitCode.FORCED))
+    spent = by_use(job)
+    assert spent["lost.hung"] == 20.0 and not spent.get("input.feed")
+
+
 def test_a_worker_that_ends_before_it_attaches_only_started() -> None:
     job = Bench(num_workers=2)
     job.start()

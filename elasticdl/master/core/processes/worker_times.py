@@ -61,7 +61,7 @@ class WorkerTimes:
         # While it hung, nothing else grew.
         vain_s = min(hung_s - rest_s, account_s[use])
         if vain_s > 0.0:
-            if self.most[use][0] == name:
+            if use in self.most and self.most[use][0] == name:
                 del self.most[use]  # The next reports of the others say who has the most now.
             self._add(name, use, -vain_s, account_s[use] - vain_s)
             rest_s += vain_s
