@@ -99,6 +99,23 @@ def test_the_last_checkpoint_of_a_stopped_ring_is_written_however_long_that_take
     assert world.saved and "failed" not in world.finish.message
 
 
+def test_the_last_checkpoint_of_a_stopped_ring_waits_for_an_earlier_one() -> None:
+    """It was given up when one that had begun before the stop took longer than 30 s."""
+    world = started(num_workers=2, num_epochs=9, checkpoint_steps=6)
+    written: list[tuple[int, int, str]] = []
+    write = world.save
+    world.save = lambda *save: written.append(save)  # type: ignore[method-assign]
+    world.run_until(lambda: bool(written))
+    world.put(e.StopRequested(0, "enough"))
+    world.run_until(lambda: world.state.status().phase == "checkpointing")
+    world.tick(100.0)
+    world.save = write  # type: ignore[method-assign]
+    write(*written[0])
+    world.run_out()
+    assert len(written) == 1 and len(world.saved) == 2
+    assert "failed" not in world.finish.message
+
+
 def saves(world: RingWorld) -> None:
     """The ring, which has not stopped in time, does so now, and saves its weights."""
     assert world.state.status().phase == "checkpointing"

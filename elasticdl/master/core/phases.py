@@ -254,13 +254,10 @@ class Phases:
     def _after_checkpoint(self) -> None:
         context, checkpointing = self._context, self._checkpointing
         # A process that has the weights and is away delays the last checkpoint of a stopped job
-        # only for a limited time.
+        # only for a limited time. The last checkpoint cannot begin before an earlier one ends.
         away = self._coordination.weights_away()
-        hopeless = (
-            bool(away)
-            and context.now_s - context.phase_since_s > _NO_SERVERS_LIMIT_S
-            and context.outcome is not None
-        )
+        waited_s = context.now_s - max(context.phase_since_s, checkpointing.delayed_s)
+        hopeless = bool(away) and waited_s > _NO_SERVERS_LIMIT_S and context.outcome is not None
         hung = self._hung()
         if not checkpointing.final_over and not hopeless and not hung:
             return
