@@ -25,7 +25,7 @@ from elasticdl.model.contribution import Contribution, Contributions, Part, Part
 from elasticdl.model.embedding_hooks import Tensor
 from elasticdl.model.packing import Packing, Reducer, wide
 from elasticdl.model.ring_model import RingModel
-from elasticdl.model.row_gradients import Rows, gathered
+from elasticdl.model.row_gradients import RowSlices, gathered
 from elasticdl.model.usercode import user_code
 
 
@@ -77,7 +77,7 @@ class Sums:
     numbers: int
     dense: dict[int, int]
     averages: list[int]
-    rows: dict[int, Rows]
+    rows: dict[int, RowSlices]
 
 
 @final
