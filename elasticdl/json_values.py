@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 _MOST_DEPTH = 32
@@ -44,9 +44,9 @@ def refuse_deep(value: object) -> None:
 
 
 def as_texts(values: Mapping[Any, Any]) -> dict[str, str]:
-    """Text and numbers as text, and `true` as people type it. Raises ValueError for the others."""
+    """Values as text, and `true` as people type it. Raises ValueError for None and collections."""
     for key, value in values.items():
-        if not isinstance(value, (str, int, float)):
+        if value is None or isinstance(value, (Mapping, Set, list, tuple)):
             raise ValueError(f"{key}: expected text or a number, got {value!r}")
     return {
         str(key): json.dumps(value) if isinstance(value, bool) else str(value)

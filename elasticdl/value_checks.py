@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from elasticdl.errors import SpecError
+from elasticdl.flag import DATA
 from elasticdl.job_flags import FIELDS
 from elasticdl.job_problems import empty, flag_of, not_a_number
 from elasticdl.json_values import refuse_deep
 
 LONGEST_TEXT = 4096
 """Characters of a name, path or address: Linux has no longer paths."""
+LONGEST_DATA = 1 << 16
+"""Of what a module's own reader may take, such as a query: Linux has no longer arguments than 128
+KiB."""
 
 
 def refuse_empty(flags: Mapping[str, object]) -> None:
@@ -37,9 +41,10 @@ def refuse_odd(flags: Mapping[str, object]) -> None:
         if isinstance(value, bool) and FIELDS[name].annotation in (int, float):
             raise not_a_number(FIELDS[name], name, value)
         is_text = FIELDS[name].annotation is str
-        if isinstance(value, str) and is_text and len(value) > LONGEST_TEXT:
+        most = LONGEST_DATA if DATA in FIELDS[name].metadata else LONGEST_TEXT
+        if isinstance(value, str) and is_text and len(value) > most:
             raise SpecError(
-                f"{flag_of(name)} has {len(value):,} characters, expected at most {LONGEST_TEXT:,}"
+                f"{flag_of(name)} has {len(value):,} characters, expected at most {most:,}"
             )
         for text in _texts(value):
             if "\0" in text and (is_text or name == "envs"):

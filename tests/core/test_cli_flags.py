@@ -7,10 +7,12 @@ import re
 import shlex
 import time
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given
@@ -655,6 +657,27 @@ def test_an_odd_file_is_refused_in_a_few_words(
 
 
 @pytest.mark.parametrize(
+    ("key", "most"),
+    [
+        ("training_data", 65_536),
+        ("validation_data", 65_536),
+        ("model_zoo", 4_096),
+        ("job_dir", 4_096),
+    ],
+)
+def test_a_text_has_a_greatest_length_that_a_query_for_a_reader_fits_in(
+    tmp_path: Path, key: str, most: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rest = {"model_zoo": "z", "model_def": "m", "training_data": "t"}
+    longest = "SELECT ".ljust(most, "x")
+    for text, code in ((longest, 0), (f"{longest}x", 2)):
+        lines = "".join(f"{name}: {value}\n" for name, value in {**rest, key: text}.items())
+        assert run(yaml_job(tmp_path, lines)) == code
+    told = capsys.readouterr().err
+    assert f"{flag(key)} has {most + 1:,} characters, expected at most {most:,}" in told
+
+
+@pytest.mark.parametrize(
     ("given", "told"),
     [
         ([], "Error: job.yaml: --seed: expected a whole number of at least 0, got 'x'"),
@@ -686,6 +709,15 @@ def test_true_is_true_in_variables_and_labels(
     asked = spec_of(json.loads(capsys.readouterr().out))
     assert asked.cluster.envs == {"A": "true", "B": "1.5"}
     assert asked.kubernetes.node_selector == {"spot": "true", "gpu": "false"}
+
+
+def test_variables_from_python_may_be_anything_that_has_a_text() -> None:
+    flags = {"model_zoo": "z", "model_def": "m", "training_data": "t"}
+    values = {"A": Path("/data"), "B": np.int64(3), "C": Decimal("0.10"), "D": True}
+    asked = JobSpec.from_flags(Action.TRAIN, {**flags, "envs": values})
+    assert asked.cluster.envs == {"A": "/data", "B": "3", "C": "0.10", "D": "true"}
+    with pytest.raises(SpecError, match="--envs: A: expected text or a number"):
+        JobSpec.from_flags(Action.TRAIN, {**flags, "envs": {"A": {1, 2}}})
 
 
 def test_json_is_not_nested_without_end(capsys: pytest.CaptureFixture[str]) -> None:
