@@ -93,8 +93,8 @@ def _is_file(path: Path) -> bool:
 
 def _dotted(zoo: Path, model_def: str) -> str:
     """How to write a path as a dotted name, if there is such a file in the zoo."""
-    with suppress(ValueError, OSError):
-        for place in (zoo / model_def, Path(model_def).resolve()):
+    for place in (zoo / model_def, Path(model_def).resolve()):
+        with suppress(ValueError, OSError):
             parts = place.relative_to(zoo).with_suffix("").parts
             if all(part.isidentifier() for part in parts) and _is_module(zoo.joinpath(*parts)):
                 return f"use dots: --model-def {'.'.join(parts)}"

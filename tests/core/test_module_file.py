@@ -130,6 +130,7 @@ def test_an_imported_function_is_named(tmp_path: Path) -> None:
         ("mnist/cnn.py", "is not a dotted name", "use dots: --model-def mnist.cnn"),
         ("mnist/cnn", "is not a dotted name", "use dots: --model-def mnist.cnn"),
         ("{zoo}/mnist/cnn.py", "is not a dotted name", "use dots: --model-def mnist.cnn"),
+        ("{zoo}-link/mnist/cnn.py", "is not a dotted name", "use dots: --model-def mnist.cnn"),
         ("mnist/none.py", "is not a dotted name", "examples: `iris`, `mnist.cnn`"),
         ("../x.py", "is not a dotted name", "examples: `iris`, `mnist.cnn`"),
         ("x" * 300, "File name too long", "give --model-def as `iris` or `mnist.cnn`"),
@@ -150,6 +151,7 @@ def test_what_is_near_a_dotted_name_gets_its_hint(
 ) -> None:
     (tmp_path / "mnist").mkdir()
     (tmp_path / "mnist/cnn.py").write_text(MODULE)
+    tmp_path.with_name(f"{tmp_path.name}-link").symlink_to(tmp_path)
     wanted = wanted.format(zoo=tmp_path)
     with pytest.raises(UserError, match=message) as caught:
         module_file(written(tmp_path, MODULE, wanted).model)
