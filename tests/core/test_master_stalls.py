@@ -220,6 +220,25 @@ def test_user_code_that_takes_long_is_a_named_wait_and_no_stall() -> None:
     assert told(job, "wait")[-1] == "waited 100 s for user code: worker-0 is in feed"
 
 
+def test_no_second_belongs_to_two_waits_for_user_code() -> None:
+    job = Bench.running(2, num_workers=2)
+    for index in range(2):
+        job.lease(index)
+    job.put(e.ActivityReported(0, job.worker(0), "feed"))
+    wait(job, 20)
+    job.put(e.ActivityReported(0, job.worker(1), "feed"))
+    wait(job, 20)
+    job.put(e.ActivityReported(0, job.worker(0), ""))
+    wait(job, 20)
+    job.put(e.ActivityReported(0, job.worker(1), ""))
+    wait(job, 3)
+    ends = [text for text in told(job, "wait") if text.startswith("waited")]
+    assert ends == [
+        "waited 40 s for user code: worker-0 is in feed",
+        "waited 20 s for user code: worker-1 is in feed",
+    ]
+
+
 def test_the_wait_for_user_code_begins_with_that_code_and_a_stop_does_not_restart_it() -> None:
     job = Bench.running(num_workers=1)
     job.lease()

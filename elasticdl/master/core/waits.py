@@ -54,6 +54,8 @@ class Waits:
         self._pending = pending
         self._activities = activities
         self._open: dict[Awaited, _Open] = {}
+        self._over_s: dict[Awaited, float] = {}
+        """When the last one that was announced ended."""
         self._were_there = False
 
     def tick(self) -> None:
@@ -62,7 +64,8 @@ class Waits:
         now_s, reasons = self._context.now_s, dict(self._now())
         for what, (reason, since_s) in self._user_code().items():
             reasons[what] = reason
-            # It has lasted for long when it is shown first.
+            # It has lasted for long when it is shown first. A part of that may be in another wait.
+            since_s = max(since_s, self._over_s.get(what, since_s))
             self._open.setdefault(what, _Open(since_s, since_s))
         for what, reason in reasons.items():
             wait = self._open.setdefault(what, _Open(now_s, now_s))
@@ -108,6 +111,7 @@ class Waits:
         waited_s = wait.seen_s - wait.since_s
         if not wait.announced:
             return
+        self._over_s[what] = wait.seen_s
         reason = wait.reasons.words()
         text = f"waited {waited_s:.0f} s for {what.text}: {reason}"
         details = meaning(
