@@ -281,7 +281,8 @@ def test_the_newest_checkpoint_of_a_killed_job_is_the_one_on_disk(
     assert status.checkpoints[-1].path == str(newest)
     assert status.version == 6, "version and counts are of one moment"
     assert lines(report)[-1] == f"checkpoint: version 9, {newest} (taken 12 s after these counts)"
-    assert lines(replace(report, status=replace(status, version=9)))[-1].endswith("/version-9")
+    for later in (replace(status, version=9), replace(status, at_s=3600.0)):
+        assert lines(replace(report, status=later))[-1].endswith("/version-9")
 
 
 def test_a_job_that_was_done_before_it_was_resumed_has_the_checkpoint_of_then(here: Path) -> None:
@@ -456,12 +457,26 @@ def test_a_stop_names_the_command_unless_a_person_gives_the_reason(
     assert asked == [flags[-1] if flags else "`elasticdl stop`"]
 
 
-@pytest.mark.parametrize("versions", [(), (5, 9)])
+@pytest.mark.parametrize(
+    ("action", "versions", "kept"),
+    [
+        ("train", (), "; it has no checkpoint"),
+        ("train", (5, 9), "; its newest checkpoint is version-9"),
+        ("evaluate", (), ""),
+    ],
+)
 def test_a_stop_at_once_says_so_and_what_a_resume_continues_from(
-    here: Path, asked: list[str], capsys: pytest.CaptureFixture[str], versions: tuple[int, ...]
+    here: Path,
+    asked: list[str],
+    capsys: pytest.CaptureFixture[str],
+    action: str,
+    versions: tuple[int, ...],
+    kept: str,
 ) -> None:
     """It said that there is no last checkpoint, even if one was just saved."""
     directory = JobDirectory(made(here / "jobs" / "digits"))
+    spec = {"action": action, "cluster": {"job_name": "digits"}}
+    directory.spec.write_text(json.dumps(spec))
     checkpointed(directory, *versions)
     environment = {**os.environ, "ELASTICDL_JOB_DIR": str(directory.path)}
     with subprocess.Popen(["sleep", "60"], env=environment) as process:
@@ -469,8 +484,7 @@ def test_a_stop_at_once_says_so_and_what_a_resume_continues_from(
         write_supervisor(directory, SupervisorFile(process.pid))
         assert run(["stop", "digits", "--yes", "--now"]) == 0
     assert asked == ["`elasticdl stop --now`"]
-    kept = "its newest checkpoint is version-9" if versions else "it has no checkpoint"
-    assert f"ended at once; {kept}" in capsys.readouterr().err
+    assert capsys.readouterr().err.endswith(f"ended at once{kept}\n")
 
 
 def test_logs_are_listed_as_data_too(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,6 +26,7 @@ from elasticdl.cluster.local.supervisor.end_signals import asking_to_end, wake
 from elasticdl.cluster.logs.log_files import LogFollower, last_lines, log_files, log_sizes
 from elasticdl.errors import Corrupted, ElasticDLError, NoSuchJob, PermanentError, TransientError
 from elasticdl.history.lines import began_at
+from elasticdl.job_choices import Action
 from elasticdl.job_status import CheckpointStatus, JobStatus, unknown_status
 from elasticdl.jobdir.job_end import job_action, job_end, job_name, made_wall_s
 from elasticdl.jobdir.last_status import newest_status
@@ -151,14 +152,17 @@ class DirectoryJob:
                     " every process of the job with it"
                 )
             time.sleep(_LOOK_EVERY_S)
-        return f"ended at once; {self._kept()}"
+        return f"ended at once{self._kept()}"
 
     def _kept(self) -> str:
-        """Say what a resume continues from."""
+        """Say what a resume continues from; '' for a job that does not train."""
         from elasticdl.checkpoint.directories import complete_ones  # slow import
 
-        newest = complete_ones(self.directory.checkpoints)[:1]
-        return f"its newest checkpoint is {newest[0].name}" if newest else "it has no checkpoint"
+        if self.action != Action.TRAIN:
+            return ""
+        for newest in complete_ones(self.directory.checkpoints):
+            return f"; its newest checkpoint is {newest.name}"
+        return "; it has no checkpoint"
 
     def _supervisor(self) -> SupervisorFile:
         """Return the job's supervisor. Raises an error with exit code 4 if it does not run."""

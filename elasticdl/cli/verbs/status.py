@@ -127,7 +127,9 @@ def lines(report: Report) -> list[str]:
 
 def _later(checkpoint: CheckpointStatus, status: JobStatus) -> str:
     """Say how much newer a checkpoint is than the last counts of a job that was killed."""
-    if checkpoint.version <= status.version or not status.records.expected:
+    # The job may have gone back to an earlier version since.
+    earlier = checkpoint.version <= status.version or checkpoint.at_s < status.at_s
+    if earlier or not status.records.expected:
         return ""
     return f" (taken {spoken(checkpoint.at_s - status.at_s)} after these counts)"
 
