@@ -58,6 +58,10 @@ class ReadTask:
         return NamedRange(self.shard_name, self.start, self.end)
 
 
+class NotAReader(UserError):
+    """`custom_data_reader` returned something else."""
+
+
 def open_custom_reader(
     factory: Callable[..., Any],
     origin: str,
@@ -68,7 +72,7 @@ def open_custom_reader(
     """Open the reader that the module's `custom_data_reader` returns.
 
     It is called as `custom_data_reader(data_origin, records_per_task=None, **params)`. Errors of
-    user code pass unchanged. Raises UserError if the result is neither kind of reader.
+    user code pass unchanged. Raises NotAReader if the result is neither kind of reader.
     """
     reader = factory(origin, records_per_task=records_per_task, **params)
     if callable(getattr(reader, "sources", None)) and callable(getattr(reader, "read", None)):
@@ -77,7 +81,7 @@ def open_custom_reader(
         getattr(reader, "read_records", None)
     ):
         return AdaptedReader(reader)
-    raise UserError(
+    raise NotAReader(
         f"custom_data_reader returned a {type(reader).__name__}, which is not a reader",
         hint=(
             "return an object with sources() and read(shard), or with create_shards() and"

@@ -15,6 +15,7 @@ from elasticdl.checkpoint import copies, directories
 from elasticdl.cluster.local.machine import CUDA_VISIBLE, member_gpus
 from elasticdl.data import open_custom_reader, open_reader
 from elasticdl.data.base import Block, Reader
+from elasticdl.data.custom import NotAReader
 from elasticdl.data.origins import require
 from elasticdl.errors import Corrupted, PermanentError, UserError
 from elasticdl.formatting import BUILDING, amount
@@ -240,9 +241,8 @@ class JobPreflight:
                 return open_custom_reader(
                     factory, origin, data.data_reader_params, records_per_task=records_per_task
                 )
-        except UserError as error:
-            if error.message.startswith("custom_data_reader returned"):
-                error.message = f"{place(factory)}: {error.message}"
+        except NotAReader as error:
+            error.message = f"{place(factory)}: {error.message}"
             raise
 
     def _first_batch(
