@@ -19,7 +19,7 @@ from elasticdl.errors import ExitCode
 @click.option(
     "--now",
     is_flag=True,
-    help="End it at once, without waiting for a last checkpoint or for its master.",
+    help="End it at once, without waiting for a last checkpoint. Also works without its master.",
 )
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 def stop(query: JobQuery, reason: str | None, now: bool, yes: bool) -> int:
