@@ -164,8 +164,10 @@ def merged(
     spec, left = ps_model.parameters, iter(gradients)
     values: list[list[Floats]] = [[] for _ in spec.tables]
     positions: list[list[NDArray[np.int32]]] = [[] for _ in spec.tables]
+    arrays: list[list[int]] = [[] for _ in spec.tables]
     for site, places in zip(sites, lookups.positions, strict=True):
         if site.table not in layout.whole:
+            arrays[site.table].append(site.array)
             values[site.table].append(next(left).reshape(-1, spec.tables[site.table].dim))
             positions[site.table].append(places.reshape(-1))
     whole = {table: next(left) for table in layout.whole}
@@ -180,7 +182,7 @@ def merged(
             squares.append((np.full(-(-ids.size // 64), 2**64 - 1, np.uint64), squared[number]))
         elif spec.optimizer.squares and values[number]:
             # Of tables that look up the same ids, the same ones repeat.
-            same = tuple(site.array for site in sites if site.table == number)
+            same = tuple(arrays[number])
             if same not in marks:
                 marks[same] = _native.mark_repeated(positions[number], ids.size)
             given = values[number], positions[number], marks[same], ids.size
