@@ -7,6 +7,7 @@ as long as twenty steps.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -51,6 +52,8 @@ from elasticdl.worker.ring.trainer_deps import RingDeps
 from elasticdl.worker.ring.virtual_step import VirtualStep
 
 ZOO = Path(__file__).parent / "ring_zoo"
+# A member's collections would otherwise look through all that was imported, and copy its pages.
+gc.freeze()
 _tell_lock = threading.Lock()
 
 
