@@ -1,4 +1,4 @@
-"""Members of a ring in one process: a step hears from variables what other members bring."""
+"""Members of a ring in one process: a step is given what other members bring."""
 
 from __future__ import annotations
 
@@ -22,31 +22,22 @@ RATE = 0.1
 
 
 class Others:
-    """A ring whose other members have been asked before: what they bring is in variables.
+    """A ring whose other members have been asked before: it has what they bring.
 
     Keeps what this member brings.
     """
 
     def __init__(self) -> None:
-        self.before: dict[str, tf.Variable] = {}
-        self.after: dict[str, tf.Variable] = {}
-        self.mine: dict[str, tf.Variable] = {}
+        self.before: Sequence[Mapping[str, np.ndarray]] = []
+        self.after: Sequence[Mapping[str, np.ndarray]] = []
+        self.mine: dict[str, np.ndarray] = {}
         self.breaks = False
 
     def reduced(self, name: str, tensor: Any) -> Any:
-        self._make(name, tensor, np.zeros(tensor.shape, tensor.dtype.as_numpy_dtype), tensor.shape)
-        self.mine[name].assign(tensor)
-        return self.before[name] + tensor + self.after[name]
+        return self._met(name, tensor, lambda every: np.sum(every, 0), tensor.shape)
 
     def gathered(self, name: str, tensor: Any) -> Any:
-        self._make(
-            name,
-            tensor,
-            np.zeros([0, *tensor.shape[1:]], tensor.dtype.as_numpy_dtype),
-            [None, *tensor.shape[1:]],
-        )
-        self.mine[name].assign(tensor)
-        return tf.concat([self.before[name], tensor, self.after[name]], 0)
+        return self._met(name, tensor, np.concatenate, [None, *tensor.shape[1:]])
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
@@ -56,28 +47,23 @@ class Others:
 
     def leave(self) -> None:
         """Nobody but this member brings anything."""
-        for place in (self.before, self.after):
-            for one in place.values():
-                one.assign(tf.zeros_like(one) if one.shape.is_fully_defined() else one[:0])
+        self.before, self.after = [], []
 
-    def _make(self, name: str, tensor: Any, value: Any, shape: Any) -> None:
-        if name not in self.mine:
-            with tf.init_scope():
-                for place in (self.before, self.after, self.mine):
-                    place[name] = tf.Variable(value, shape=shape, trainable=False)
-
-    def tell(self, brought: Sequence[Mapping[str, Any]], rank: int) -> None:
+    def tell(self, brought: Sequence[Mapping[str, np.ndarray]], rank: int) -> None:
         """What the others bring; `brought` has what each member brings, by rank."""
-        for name, mine in self.mine.items():
-            for place, others in (
-                (self.before, [one[name] for one in brought[:rank]]),
-                (self.after, [one[name] for one in brought[rank + 1 :]]),
-            ):
-                nothing = np.zeros_like(place[name].numpy())
-                if mine.shape.is_fully_defined():
-                    place[name].assign(sum(others, nothing))
-                else:
-                    place[name].assign(np.concatenate([nothing[:0], *others]))
+        self.before, self.after = brought[:rank], brought[rank + 1 :]
+
+    def _met(self, name: str, tensor: Any, join: Callable[[Any], Any], shape: Any) -> Any:
+        def met(mine: np.ndarray) -> Any:
+            # TensorFlow takes its memory back.
+            self.mine[name] = mine.copy()
+            before, after = ([one[name] for one in side] for side in (self.before, self.after))
+            return join([*before, self.mine[name], *after])
+
+        # A variable made here would have the step traced a second time.
+        made = tf.numpy_function(met, [tensor], tensor.dtype)
+        made.set_shape(shape)
+        return made
 
 
 def sgd() -> keras.Optimizer:
@@ -130,7 +116,7 @@ class Member:
             self.run(whole, rank, size, iteration)
         self.others.breaks = False
         self.reset(kept)
-        return {name: one.numpy() for name, one in self.others.mine.items()}
+        return dict(self.others.mine)
 
     def reset(self, values: Any) -> None:
         for one, value in zip(self.model.state().values(), values, strict=True):
