@@ -133,7 +133,7 @@ int main() {
   const auto keep = [&](const std::vector<int64_t>& batch) {
     done = 0;
     const elasticdl::Progress progress{++serial, &done, 0};
-    kept.apply(batch.data(), kBatch, work.gradients.data(), {1e-3f, 10}, &progress);
+    kept.apply(batch.data(), kBatch, work.gradients.data(), {1e-3f, 10}, {}, &progress);
   };
 
   const PlainIndex index(work.ids);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -23,3 +24,15 @@ SOURCES = [
 @pytest.mark.parametrize("sanitizers", SANITIZERS)
 def test_the_table_holds_under_the_sanitizers(sanitizers: str, tmp_path: Path) -> None:
     check_held(SOURCES, sanitizers, tmp_path)
+
+
+def test_the_benchmark_of_the_table_fits_the_table() -> None:
+    source = ROOT / "bench/table_limits.cpp"
+    done = subprocess.run(
+        ["g++", "-std=c++17", "-fsyntax-only", f"-I{ROOT}", str(source)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
