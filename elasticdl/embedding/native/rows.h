@@ -64,16 +64,14 @@ class Rows {
   }
 
   // Memory that the kernel has backed: a chunk's pages are touched in order.
-  size_t memory_bytes() const {
-    if (chunks_.empty()) return 0;
-    const size_t used = size_ - ((chunks_.size() - 1) << bit_);
-    return (chunks_.size() - 1) * chunks_.front().memory.bytes() + used * (together_ != 0 ? together_ : row_bytes_ + id_bytes_);
-  }
+  size_t memory_bytes() const { return size_ * (together_ != 0 ? together_ : row_bytes_ + id_bytes_); }
 
  private:
   static constexpr size_t kMostRows = size_t{1} << 31;
   // Upper limit of a chunk (a power of two of rows): the last one wastes little, and common row sizes fill huge pages.
   static constexpr size_t kChunkBytes = size_t{8} << 20;
+  // Chunks that share a region after the first one, so that also their ids fill huge pages.
+  static constexpr size_t kChunksTogether = 4;
   static constexpr size_t kFirstBacked = size_t{64} << 10;
 
   static constexpr size_t kMostTogether = 128;
@@ -87,43 +85,50 @@ class Rows {
   }
 
   struct Chunk {
-    Region memory;
     char* values;
     char* ids;
   };
 
   char* id_address(uint32_t row) const { return chunks_[row >> bit_].ids + within(row) * id_stride_; }
-  size_t ids_at() const { return (chunk_rows() * row_bytes_ + 63) / 64 * 64; }
-  size_t chunk_bytes() const { return together_ != 0 ? chunk_rows() * together_ : ids_at() + chunk_rows() * id_bytes_; }
+  // Chunks in the region that follows; the first region is small, as most tables are.
+  size_t next_chunks() const { return regions_.empty() && !large_ ? 1 : kChunksTogether; }
+  size_t ids_at(size_t chunks) const { return together_ != 0 ? 0 : (chunks * chunk_rows() * row_bytes_ + 63) / 64 * 64; }
+  size_t region_bytes(size_t chunks) const { return ids_at(chunks) + chunks * chunk_rows() * id_stride_; }
 
   void put(Region memory) {
-    char* start = memory.address();
-    if (together_ != 0) chunks_.push_back({std::move(memory), start + id_bytes_, start});
-    else chunks_.push_back({std::move(memory), start, start + ids_at()});
+    const size_t chunks = next_chunks();
+    char* ids = memory.address() + ids_at(chunks);
+    char* values = memory.address() + (together_ != 0 ? id_bytes_ : 0);
+    for (size_t k = 0; k < chunks; ++k) chunks_.push_back({values + k * chunk_rows() * value_stride_, ids + k * chunk_rows() * id_stride_});
+    regions_.push_back(std::move(memory));
   }
 
   void grow() {
-    put(take_region(memory_, {Use::CHUNK, table_, chunks_.size()}, chunk_bytes(), large_ || !chunks_.empty()));
+    put(take_region(memory_, {Use::CHUNK, table_, regions_.size()}, region_bytes(next_chunks()), large_ || !regions_.empty()));
     if (memory_ == nullptr) backed_ = chunks_.size() << bit_;
   }
 
   void take_on() {
     size_ = backed_ = *kept_size_;
     for (Region& memory : memory_->held(Use::CHUNK, table_)) {
-      if (memory.bytes() < chunk_bytes()) throw std::invalid_argument("rows of another size");
+      if (memory.bytes() < region_bytes(next_chunks())) throw std::invalid_argument("rows of another size");
       put(std::move(memory));
     }
     if (size_ > chunks_.size() << bit_) throw std::invalid_argument("fewer rows than were counted");
   }
 
-  // In growing steps: a table of ten rows costs little, and a large one gets whole huge pages.
+  // In kept memory only, in growing steps: a table of ten rows costs little, and a large one gets whole huge pages.
   void back_more() {
     const size_t number = size_ >> bit_, begin = size_ - (number << bit_), used = begin * value_stride_;
     const size_t step = number == 0 ? std::clamp(used, kFirstBacked, Mapping::kHugePage) : Mapping::kHugePage;
     const size_t end = std::min(std::max((used + step) / value_stride_, begin + 1), chunk_rows());
-    Region& memory = chunks_[number].memory;
-    memory.back(used, end * value_stride_);
-    if (together_ == 0) memory.back(ids_at() + begin * id_bytes_, ids_at() + end * id_bytes_);
+    Region& memory = regions_[(number + kChunksTogether - 1) / kChunksTogether];
+    const auto back = [&](const char* chunk, size_t stride) {
+      const auto at = static_cast<size_t>(chunk - memory.address());
+      memory.back(at + begin * stride, at + end * stride);
+    };
+    if (together_ == 0) back(chunks_[number].values, value_stride_);
+    back(chunks_[number].ids, id_stride_);
     backed_ = (number << bit_) + end;
   }
 
@@ -137,6 +142,7 @@ class Rows {
   uint64_t* kept_size_;  // null in private memory
   size_t size_ = 0;
   size_t backed_ = 0;  // rows that may be written
+  std::vector<Region> regions_;
   std::vector<Chunk> chunks_;
 };
 

@@ -10,7 +10,7 @@
 namespace elasticdl::ps {
 namespace {
 
-constexpr uint32_t kFormat = 5;  // of all structures in kept memory
+constexpr uint32_t kFormat = 6;  // of all structures in kept memory
 constexpr uint64_t kMostTrials = 8;
 constexpr size_t kAtOnce = 64;  // heads or workers in a region
 constexpr size_t kMostSpare = size_t{256} << 20;  // one payload is kept whatever its size
