@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elasticdl.model.tensorflow_import import without_unused_parts
-from elasticdl.paused_collection import paused_collection
+from elasticdl.paused_collection import collect_rarely, paused_collection
 from tests.async_tests import pytest_pyfunc_call as pytest_pyfunc_call
 from tests.lost_memory import lose_servers
 from tests.silence import Silence, print_stacks_on_request
@@ -115,6 +115,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
     Files that import TensorFlow get what a worker imports of it.
     """
+    collect_rarely()
     with paused_collection(), without_unused_parts():
         return (yield)
 
