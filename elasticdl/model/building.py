@@ -16,7 +16,7 @@ from keras.src.utils.naming import reset_uids
 from elasticdl.errors import UserError
 from elasticdl.flag_values import Scalar
 from elasticdl.model.module import ModelModule
-from elasticdl.model.optimizers import Optimizer
+from elasticdl.model.optimizers import Optimizer, with_rate
 from elasticdl.model.structure import Structure, input_specs
 from elasticdl.model.usercode import (
     TABLE_ADVICE,
@@ -47,7 +47,7 @@ def optimizer_of(module: ModelModule, params: Mapping[str, Scalar], seed: int) -
     keras.utils.set_random_seed(seed % 2**32)
     with user_code("optimizer", module.zoo, module.optimizer):
         optimizer = module.optimizer(**optimizer_params(module, params))
-    rate = getattr(optimizer, "_learning_rate", None)
+    rate = getattr(with_rate(optimizer), "_learning_rate", None)
     if isinstance(rate, keras.Variable) and not isfinite(float(rate.numpy())):
         raise UserError(
             f"{place(module.optimizer)}: the learning rate is {float(rate.numpy())}",

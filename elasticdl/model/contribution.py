@@ -83,12 +83,16 @@ class Contributions:
                 [value, *(tf.cast(tf.reduce_sum(loss), value.dtype) for loss in losses)]
             )
             # Weight by examples: parts differ in size, so a mean of means would be biased.
-            scaled = total * tf.cast(examples, total.dtype)
+            weighted = total * tf.cast(examples, total.dtype)
+            scaled = self._model.optimizer.scale_loss(total)
+        by_optimizer = scaled is not total
+        gradients = tape.gradient(scaled if by_optimizer else weighted, variables)
+        if by_optimizer:
+            # Not the loss is weighted: in float16, larger gradients would overflow on their way.
+            gradients = [_times(examples, gradient) for gradient in gradients]
         gradients = [
             self._dense_if_small(_shaped(gradient, variable))
-            for gradient, variable in zip(
-                tape.gradient(scaled, variables), self._model.trainable, strict=True
-            )
+            for gradient, variable in zip(gradients, self._model.trainable, strict=True)
         ]
         self.sparse = tuple(
             None if gradient is None else isinstance(gradient, tf.IndexedSlices)
@@ -100,7 +104,7 @@ class Contributions:
         ]
         local = self._local(scope)
         self.local = [variable for variable, _ in local]
-        return Contribution(gradients, averages, examples, scaled, local)
+        return Contribution(gradients, averages, examples, weighted, local)
 
     def _dense_if_small(
         self, gradient: tf.Tensor | tf.IndexedSlices | None
@@ -267,6 +271,14 @@ class PartFunctions:
                 step, input_signature=signature, autograph=False
             ).get_concrete_function()
         return self._nothing
+
+
+def _times(
+    factor: Tensor, gradient: tf.Tensor | tf.IndexedSlices | None
+) -> tf.Tensor | tf.IndexedSlices | None:
+    return (
+        None if gradient is None else tf.math.scalar_mul(tf.cast(factor, gradient.dtype), gradient)
+    )
 
 
 def _shaped(

@@ -90,6 +90,24 @@ def _refuse_options(optimizer: Optimizer, where: str) -> None:
             )
 
 
+def as_compiled(optimizer: Optimizer, model: keras.Model) -> Optimizer:
+    """What Keras's `compile` makes of an optimizer: one that scales the loss of a float16 model."""
+    scaling = keras.optimizers.LossScaleOptimizer
+    if not scales_loss(model) or isinstance(optimizer, scaling):
+        return optimizer
+    return scaling(optimizer, name="loss_scale_optimizer")
+
+
+def scales_loss(model: keras.Model) -> bool:
+    """Whether Keras's `fit` scales the loss of this model, whatever its optimizer."""
+    return bool(model.dtype_policy.name == "mixed_float16")
+
+
+def with_rate(optimizer: Optimizer) -> Optimizer:
+    """The optimizer that has the learning rate: of a LossScaleOptimizer, the one inside."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
 def clips(optimizer: Optimizer) -> bool:
     """Whether the optimizer clips gradients before it applies them."""
     return any(
@@ -105,7 +123,7 @@ def clipped(optimizer: Optimizer, gradients: Sequence[Any]) -> list[Any]:
 
 def learning_rate(optimizer: Optimizer) -> Any:  # noqa: ANN401 - Keras has no types
     """A float, a Keras schedule, or a function without arguments."""
-    rate = optimizer._learning_rate
+    rate = with_rate(optimizer)._learning_rate
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) or (
         callable(rate) and not isinstance(rate, keras.Variable)
     ):

@@ -24,9 +24,9 @@ from elasticdl.model.building import (
 )
 from elasticdl.model.initializers import initializer_spec
 from elasticdl.model.module import ModelModule
-from elasticdl.model.optimizers import Optimizer, optimizer_spec
+from elasticdl.model.optimizers import Optimizer, optimizer_spec, scales_loss
 from elasticdl.model.structure import Structure
-from elasticdl.model.usercode import taken, user_code
+from elasticdl.model.usercode import place, taken, user_code
 from elasticdl.rpc.parameters import Floats
 
 
@@ -78,6 +78,7 @@ class PsModel:
         ):
             model = module.custom_model(**taken(module.custom_model, params))
             check_model(model, module)
+            _refuse_scaled_loss(model, module)
             inputs = inputs_of(model, features, module)
         with user_code("custom_model", module.zoo, module.custom_model):
             additive = changing(model, inputs)
@@ -164,6 +165,16 @@ def _dtype(variables: Sequence[Variable], layers: Sequence[Any]) -> Dtype:
         *(layer.variable_dtype for layer in layers),
     }
     return Dtype.FLOAT64 if Dtype.FLOAT64 in every else Dtype.FLOAT32
+
+
+def _refuse_scaled_loss(model: keras.Model, module: ModelModule) -> None:
+    if scales_loss(model):
+        raise UserError(
+            f"{place(module.custom_model)}: the dtype policy of the model is mixed_float16, with"
+            " which Keras scales the loss; parameter servers do not support that",
+            hint="use mixed_bfloat16, or train on a ring (--distribution-strategy"
+            " AllreduceStrategy)",
+        )
 
 
 def _check_frozen(layers: Sequence[Any], weight_decay: float) -> None:

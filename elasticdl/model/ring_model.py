@@ -21,7 +21,7 @@ from elasticdl.model.building import (
     trainable,
 )
 from elasticdl.model.module import ModelModule
-from elasticdl.model.optimizers import Optimizer, clips
+from elasticdl.model.optimizers import Optimizer, as_compiled, clips
 from elasticdl.model.ps_model import PsModel
 from elasticdl.model.row_gradients import add_in_order
 from elasticdl.model.structure import Structure
@@ -71,6 +71,7 @@ class RingModel:
             inputs = inputs_of(model, features, module)
             averaged = changing(model, inputs)
             variables = tuple(trainable(model))
+            optimizer = as_compiled(optimizer, model)
             optimizer.build(list(variables))
         with DotNotTrackScope():
             # Callbacks expect the optimizer here, as after `compile`.

@@ -9,7 +9,7 @@ import keras
 
 from elasticdl.model.embedding_hooks import Tensor
 from elasticdl.model.module import ModelModule
-from elasticdl.model.optimizers import Optimizer, schedule_of
+from elasticdl.model.optimizers import Optimizer, schedule_of, with_rate
 from elasticdl.model.usercode import user_code
 
 
@@ -25,7 +25,7 @@ class Rate:
     """
 
     def __init__(self, optimizer: Optimizer, module: ModelModule) -> None:
-        self._optimizer = optimizer
+        self._optimizer = optimizer = with_rate(optimizer)
         self._zoo = module.zoo
         self._schedule = schedule_of(module)
         self._scale = keras.Variable(1.0, dtype="float32", trainable=False, name="rate_scale")

@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from elasticdl.model.contribution import Contribution, Contributions, Part, PartFunctions
 from elasticdl.model.embedding_hooks import Tensor
+from elasticdl.model.optimizers import with_rate
 from elasticdl.model.packing import Packing, Reducer, wide
 from elasticdl.model.ring_model import RingModel
 from elasticdl.model.row_gradients import RowSlices, gathered
@@ -138,7 +139,10 @@ class Update:
             sums.packing.get(number) / tf.cast(divisor, self._model.averaged[index].dtype)
             for index, number in enumerate(sums.averages)
         ]
-        finite = tf.stack([_finite(part) for part in (loss, *gradients) if part is not None])
+        skips = self._skips_overflow()
+        finite = tf.stack(
+            [_finite(loss), *(_finite(part) | skips for part in gradients if part is not None)]
+        )
         # Apply only after the last reduction: a ring that breaks there leaves no partial step.
         with tf.control_dependencies(changes):
             good = tf.logical_and(examples > 0, tf.reduce_all(finite))
@@ -181,8 +185,16 @@ class Update:
 
         Rank 0's value is used on all members, since callbacks may differ between them.
         """
-        rate = self._model.optimizer._learning_rate
+        rate = with_rate(self._model.optimizer)._learning_rate
         return rate if isinstance(rate, keras.Variable) else None
+
+    def _skips_overflow(self) -> Tensor:
+        """Whether the optimizer handles gradients that are not finite: it lowers its scale instead.
+
+        At a scale of 1 it is not the scale that makes them overflow.
+        """
+        scale = getattr(self._model.optimizer, "dynamic_scale", None)
+        return tf.constant(False) if scale is None else scale.value > 1
 
     def _divided(
         self, sums: Sums, index: int, divisor: Tensor

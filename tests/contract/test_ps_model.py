@@ -848,3 +848,16 @@ def test_model_params_go_to_whoever_names_them(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         PsModel.build(module, {"unit": 1}, threshold_bytes=0, seed=0)
     assert caught.value.hint == "did you mean units?"
+
+
+def test_a_model_whose_loss_keras_scales_is_refused(tmp_path: Path) -> None:
+    import keras
+
+    policy = keras.config.dtype_policy()
+    try:
+        keras.config.set_dtype_policy("mixed_float16")
+        with pytest.raises(UserError, match=r"made\.py:\d+: .* mixed_float16") as caught:
+            build(module_with(tmp_path, functional("layers.Embedding(100, 4)")))
+    finally:
+        keras.config.set_dtype_policy(policy)
+    assert "mixed_bfloat16" in caught.value.hint
