@@ -116,7 +116,10 @@ def test_code_that_hung_is_lost_and_not_what_it_was_to_do(
     if replaced:
         job.tick()
         assert job.said("hung: in what callbacks do after a step for 630 s")
+        assert by_use(job) == {"start.launch": 3.0, **spent, "lost.hung": 630.0}
         job.t += 1.0
+        job.put(e.TimeReported(0, {"worker-0": {**more, use: more[use] + 1.0}}))
+        assert by_use(job) == {"start.launch": 3.0, **spent, "lost.hung": 631.0}
         job.die(worker(0))
     else:
         job.t += 1.0

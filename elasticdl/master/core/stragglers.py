@@ -138,7 +138,7 @@ class Stragglers:
         makes sure that the cause is not a limit that is too short.
         """
         self._activities.hung(activity.what)
-        process.hung_since_s = activity.since_s
+        self._context.processes.hang(process, activity.since_s, self._context.now_s)
         self._remedies.replace(process, self._hung(process, activity, limit_s))
 
     def _hung(self, process: Process, activity: Activity, limit_s: float) -> Verdict:
@@ -151,7 +151,7 @@ class Stragglers:
         """Replace a worker whose code does not end; end the job after several in a row."""
         age_s, place = self._context.now_s - activity.since_s, self._questions.place(process.name)
         why = f"in {activity.what} for {age_s:.0f} s{place}; the limit is {limit_s:.0f} s"
-        process.hung_since_s = activity.since_s
+        self._context.processes.hang(process, activity.since_s, self._context.now_s)
         self._activities.forget(process.name)
         progressed = self._stalls.progress_s > self._busy_end_s
         self._busy_ends = 1 if progressed else self._busy_ends + 1

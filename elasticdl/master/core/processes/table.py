@@ -292,9 +292,8 @@ class Processes:
             self.worker_ended_s = at_s
         if process.name.role is Role.WORKER and process.began_s is not None:
             lost = None if cause in ASKED else str(cause)
-            ran_s = at_s - process.began_s
-            hung_s = 0.0 if process.hung_since_s is None else at_s - process.hung_since_s
-            self.times.ended(process.name, process.launch_s(at_s), ran_s, lost, hung_s)
+            self._count_hang(process, at_s)
+            self.times.ended(process.name, process.launch_s(at_s), at_s - process.began_s, lost)
         del self.going[process.name]
         self.ends[process.name.role][cause] += 1
         self._shown_ended.append(process.name)
@@ -311,7 +310,18 @@ class Processes:
         if whole_s > most_s:
             spent_s = {use: use_s * most_s / whole_s for use, use_s in spent_s.items()}
         self.times.reported(name, process.launch_s(now_s), spent_s)
+        self._count_hang(process, now_s)
         return True
+
+    def hang(self, process: Process, since_s: float, now_s: float) -> None:
+        """Note that a worker has to end since its code has not returned since then."""
+        process.hung_since_s = since_s
+        self._count_hang(process, now_s)
+
+    def _count_hang(self, process: Process, now_s: float) -> None:
+        if process.hung_since_s is not None and process.began_s is not None:
+            ran_s, hung_s = now_s - process.began_s, now_s - process.hung_since_s
+            self.times.hung(process.name, ran_s, hung_s)
 
     def take_unreplaced(self, name: ProcessName) -> Process | None:
         """The process that `name` replaces: the first ended or leaving one without a successor.

@@ -11,7 +11,10 @@ from collections.abc import Mapping
 from typing import final
 
 from elasticdl.cluster.base import ProcessName
+from elasticdl.master.core.processes.causes import Cause
 from elasticdl.time_use import LOST, TimeUse
+
+_HUNG = f"{LOST}.{Cause.HUNG}"
 
 
 @final
@@ -41,33 +44,39 @@ class WorkerTimes:
         for use, seconds in more_s.items():
             self._add(name, use, seconds, newest.get(use, 0.0))
 
-    def ended(
-        self,
-        name: ProcessName,
-        launch_s: float,
-        ran_s: float,
-        cause: str | None,
-        hung_s: float = 0.0,
-    ) -> None:
-        """Account for the rest of a worker's time, `ran_s` in all.
+    def hung(self, name: ProcessName, ran_s: float, hung_s: float) -> None:
+        """A worker that ran for `ran_s` was in code that did not return for the last `hung_s`.
 
-        `cause`: why it was lost; None if it ended as it should. `hung_s`: how long it had been in
-        code that did not return. Its account has a part of that as the use of this code.
+        Its account has a part of that as the use of this code.
         """
-        if name not in self._going:
-            self.reported(name, launch_s, {})
-        account_s, use = self._going.pop(name), self._newest_use.pop(name)
-        rest_s = ran_s - sum(account_s.values())
+        account_s = self._going.get(name)
+        if account_s is None:
+            return
         # While it hung, nothing else grew.
-        vain_s = min(hung_s - rest_s, account_s[use])
+        use, told_s = self._newest_use[name], account_s.get(_HUNG, 0.0)
+        rest_s = ran_s - sum(account_s.values())
+        vain_s = min(hung_s - rest_s - told_s, account_s[use])
         if vain_s > 0.0:
             if use in self.most and self.most[use][0] == name:
                 del self.most[use]  # The next reports of the others say who has the most now.
-            self._add(name, use, -vain_s, account_s[use] - vain_s)
-            rest_s += vain_s
+            account_s[use] -= vain_s
+            account_s[_HUNG] = told_s + vain_s
+            self._add(name, use, -vain_s, account_s[use])
+            self._add(name, _HUNG, vain_s, account_s[_HUNG])
+
+    def ended(self, name: ProcessName, launch_s: float, ran_s: float, cause: str | None) -> None:
+        """Account for the rest of a worker's time, `ran_s` in all.
+
+        `cause`: why it was lost; None if it ended as it should.
+        """
+        if name not in self._going:
+            self.reported(name, launch_s, {})
+        account_s = self._going.pop(name)
+        del self._newest_use[name]
+        rest_s = ran_s - sum(account_s.values())
         if rest_s > 0.0:
             use = TimeUse.ENDING.value if cause is None else f"{LOST}.{cause}"
-            self._add(name, use, rest_s, rest_s)
+            self._add(name, use, rest_s, account_s.get(use, 0.0) + rest_s)
 
     def _add(self, name: ProcessName, use: str, more_s: float, whole_s: float) -> None:
         self.spent_s[use] = self.spent_s.get(use, 0.0) + more_s
