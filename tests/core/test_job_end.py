@@ -164,6 +164,21 @@ def test_a_stop_cuts_off_on_train_end_at_once(stopped_first: bool) -> None:
     assert [stop.name for stop in job.of(c.StopProcess)] == [job.worker(0)]
 
 
+def test_a_stop_before_a_worker_reports_on_train_end_says_that_it_may_cut_it_off() -> None:
+    """A worker reports what it does once that has taken 5 s; `stop --now` leaves less."""
+    job = Bench.running()
+    job.train_all()
+    job.pushed(0, 16)
+    for _ in range(2):
+        job.put(e.StopRequested(0, "`elasticdl stop --now`"))
+    (told,) = [told for told in job.of(c.Announce) if "elasticdl stop" in told.text]
+    assert told.text == (
+        "stopping the job: `elasticdl stop --now`; its work is done, and on_train_end of callbacks"
+        " is cut off"
+    )
+    assert job.state.status().phase == "ending"
+
+
 def test_a_worker_that_falls_silent_in_on_train_end_is_not_waited_for() -> None:
     job = Bench.running()
     ending(job, ON_TRAIN_END, 5.0)

@@ -77,7 +77,9 @@ class Scripted:
 
     async def Status(self, request: pb.StatusRequest, call: Call) -> pb.StatusReply:
         self.heard("status")
-        return pb.StatusReply(status=json.dumps(STATUS))
+        phase = self.directory / "phase"
+        changed = {"phase": phase.read_text()} if phase.exists() else {}
+        return pb.StatusReply(status=json.dumps({**STATUS, **changed}))
 
     async def Stop(self, request: pb.StopRequest, call: Call) -> pb.Done:
         self.heard(["stop", request.reason])

@@ -570,7 +570,10 @@ def test_the_other_verbs_talk_to_a_running_job_and_to_one_that_has_ended(
     assert elasticdl.run("checkpoint", "drains")[0] == 0
     code, _, errors = elasticdl.run("stop", "drains")
     assert code == 2 and "--yes" in errors, "without a terminal nobody can be asked"
-    assert elasticdl.run("stop", "--job-dir", "jobs/drains", "--yes", "--reason", "enough")[0] == 0
+    code, _, errors = elasticdl.run(
+        "stop", "--job-dir", "jobs/drains", "--yes", "--reason", "enough"
+    )
+    assert code == 0 and "it ends when its workers have drained" in errors
     assert elasticdl.asked("drains") == [["scale", 1, 4], ["checkpoint"], ["stop", "enough"]]
     assert elasticdl.end(process)[0] == 130
     code, output, _ = elasticdl.run("status", "drains")
@@ -578,6 +581,17 @@ def test_the_other_verbs_talk_to_a_running_job_and_to_one_that_has_ended(
     assert elasticdl.run("stop", "drains", "--yes")[0] == 0
     code, _, errors = elasticdl.run("scale", "drains", "--num-workers", "2")
     assert code == 4 and "has ended" in errors
+
+
+def test_stopping_a_job_whose_work_is_done_says_what_it_waits_for(elasticdl: Commands) -> None:
+    process = elasticdl.train("drains")
+    elasticdl.master("drains")
+    (elasticdl.directory / "jobs" / "drains" / "phase").write_text("ending")
+    code, _, errors = elasticdl.run("stop", "drains", "--yes")
+    assert code == 0 and errors == (
+        "its work is done: cutting off on_train_end of callbacks; it ends when its processes have\n"
+    )
+    elasticdl.end(process)
 
 
 def test_jobs_are_listed_with_their_progress_and_waited_for(ended: Ended) -> None:

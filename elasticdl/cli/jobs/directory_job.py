@@ -21,6 +21,7 @@ from elasticdl.cli.jobs.job import (
     LogEntry,
     LogRequest,
     Report,
+    asked_to_stop,
 )
 from elasticdl.cluster.local.supervisor.end_signals import asking_to_end, wake
 from elasticdl.cluster.logs.log_files import LogFollower, last_lines, log_files, log_sizes
@@ -123,12 +124,8 @@ class DirectoryJob:
         return None if end is None else end[0]
 
     def stop(self, reason: str) -> str:
-        self._stop(reason)
-        return "asked to stop; it ends when its workers have drained"
-
-    def _stop(self, reason: str, restart_s: float = RESTART_S) -> None:
-        with self._master(restart_s) as master:
-            master.stop(reason)
+        with self._master(RESTART_S) as master:
+            return asked_to_stop(master, reason)
 
     def end(self, reason: str) -> str:
         """See Job.
@@ -139,8 +136,8 @@ class DirectoryJob:
         supervisor = self._supervisor()
         send = partial(self._signal, supervisor)
         wake(self.directory, send)
-        with suppress(ElasticDLError):  # only so that it can record who ended it
-            self._stop(reason, restart_s=0.0)
+        with suppress(ElasticDLError), self._master(restart_s=0.0) as master:
+            master.stop(reason)  # only so that it can record who ended it
         for pause_s in asking_to_end(send):
             time.sleep(pause_s)
         end_s = time.monotonic() + _ENDS_WITHIN_S

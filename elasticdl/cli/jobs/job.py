@@ -12,6 +12,7 @@ from elasticdl.job_status import JobStatus
 
 if TYPE_CHECKING:
     from elasticdl.jobdir.outcome import Outcome
+    from elasticdl.rpc.master_client import MasterClient
 
 
 class Kind(StrEnum):
@@ -181,3 +182,15 @@ class JobQuery:
     kube_context: str = ""
     places: tuple[str, ...] = ()
     """Places already searched."""
+
+
+def asked_to_stop(master: MasterClient, reason: str) -> str:
+    """Have a job stop gracefully. Return what it waits for. Raises ElasticDLError."""
+    ending = master.status().phase == "ending"
+    master.stop(reason)
+    if ending:
+        return (
+            "its work is done: cutting off on_train_end of callbacks; it ends when its processes"
+            " have"
+        )
+    return "asked to stop; it ends when its workers have drained"

@@ -19,6 +19,7 @@ from elasticdl.cli.jobs.job import (
     LogEntry,
     LogRequest,
     Report,
+    asked_to_stop,
 )
 from elasticdl.cli.jobs.start_diagnosis import StartTimer, removal_hint
 from elasticdl.cluster.kubernetes.pod_tracker import START_PROBLEM_LIMIT_S
@@ -158,14 +159,13 @@ class KubernetesJob:
             why = f"; no master could stop it gracefully: {state.waits_for}"
             return f"job {self.name} and all its objects are deleted{why}{after_deletion(state)}"
         try:
-            self._master.call(lambda master: master.stop(reason), _CALL_LIMIT_S)
+            return self._master.call(lambda master: asked_to_stop(master, reason), _CALL_LIMIT_S)
         except TransientError as error:
             hint = (
                 f"its master may be starting: try again; `elasticdl stop {self.name} --now` ends it"
                 " without a last checkpoint"
             )
             raise TransientError(error.message, hint=hint) from error
-        return "asked to stop; it ends when its workers have drained"
 
     def end(self, reason: str) -> str:
         state = self.job_state()

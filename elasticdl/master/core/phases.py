@@ -109,7 +109,10 @@ class Phases:
         """
         phase = self._context.phase
         if phase in (Phase.ENDING, Phase.ENDED):
-            self._train_end_cut_off = True
+            if not self._train_end_cut_off:
+                self._train_end_cut_off = True
+                text = f"its work is done, and {ON_TRAIN_END} of callbacks is cut off"
+                self._context.orders.announce("job", f"stopping the job: {event.reason}; {text}")
             return
         # An earlier stop or failure has set the outcome, so this is a second request.
         hurry = self._context.outcome is not None
