@@ -84,10 +84,13 @@ class ElasticDLError(Exception):
 
     exit_code: ExitCode = ExitCode.JOB_FAILED
 
-    def __init__(self, message: str, *, hint: str = "") -> None:
+    def __init__(self, message: str, *, hint: str = "", exit_code: ExitCode | None = None) -> None:
+        """`exit_code` is that of the class by default."""
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if exit_code is not None:
+            self.exit_code = exit_code
 
 
 class UserError(ElasticDLError):
@@ -105,8 +108,15 @@ class SpecError(UserError):
 class TransientError(ElasticDLError):
     """May go away by itself."""
 
-    def __init__(self, message: str, *, hint: str = "", retry_after_s: float = 0.5) -> None:
-        super().__init__(message, hint=hint)
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        exit_code: ExitCode | None = None,
+        retry_after_s: float = 0.5,
+    ) -> None:
+        super().__init__(message, hint=hint, exit_code=exit_code)
         self.retry_after_s = retry_after_s
 
 

@@ -279,11 +279,10 @@ class SqlReader:
         try:
             return attempt(self._name, "read", call, RUNNING if running else STARTING)
         except TransientError as error:
-            error.hint = "check that the database runs and answers from here"
-            if running:
-                raise
-            # Nothing has started: the user waits, and can mend it.
-            raise UserError(error.message, hint=error.hint) from error
+            # Before anything has started the user waits, and can mend it.
+            kind = TransientError if running else UserError
+            hint = "check that the database runs and answers from here"
+            raise kind(error.message, hint=hint) from error
 
 
 def open_sql(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, final
 
@@ -77,10 +76,9 @@ class Outcome:
             ExitCode.USAGE: SpecError,
             ExitCode.USER_ERROR: UserError,
         }
-        error = kinds.get(self.exit_code, PermanentError)(self.message, hint=self.hint)
-        with suppress(ValueError):
-            error.exit_code = ExitCode(self.exit_code)
-        return error
+        kind = kinds.get(self.exit_code, PermanentError)
+        code = ExitCode(self.exit_code) if self.exit_code in {*ExitCode} else None
+        return kind(self.message, hint=self.hint, exit_code=code)
 
 
 def end_state(exit_code: int) -> str:

@@ -148,8 +148,7 @@ def refuse_paths(spec: JobSpec) -> None:
             for task, origin in spec.origins().items():
                 require(origin, DATA_FLAGS[task])
     except UserError as error:
-        error.exit_code = ExitCode.USAGE
-        raise
+        raise _usage(error.message, error.hint) from error
 
 
 def run_preflight(
@@ -292,9 +291,7 @@ def _hint_for(end: str, spec: JobSpec) -> str:
 
 
 def _usage(message: str, hint: str) -> UserError:
-    error = UserError(message, hint=hint)
-    error.exit_code = ExitCode.USAGE
-    return error
+    return UserError(message, hint=hint, exit_code=ExitCode.USAGE)
 
 
 def end_of_child(pid: int) -> str:
@@ -338,13 +335,11 @@ def load_preflight(path: Path) -> Preflight | None:
 
 def _judged(result: dict[str, Any]) -> Preflight:
     if not result["ok"]:
-        error = UserError(
+        raise UserError(
             str(result.get("error", "the model or its data is unusable")),
             hint=str(result.get("hint", "")),
+            exit_code=ExitCode.USAGE,
         )
-        with suppress(ValueError):
-            error.exit_code = ExitCode(result.get("exit_code", ExitCode.USAGE))
-        raise error
     return Preflight(
         _sources(result, "training"),
         _sources(result, "validation"),

@@ -80,9 +80,8 @@ def follow(
 
 def timed_out(name: str, timeout_s: float) -> TransientError:
     """Return the error of a wait that timed out."""
-    error = TransientError(
+    return TransientError(
         f"job {name} has not ended after {timeout_s:g} s",
         hint="it is still running: wait longer, or stop it",
+        exit_code=ExitCode.TIMED_OUT,
     )
-    error.exit_code = ExitCode.TIMED_OUT
-    return error

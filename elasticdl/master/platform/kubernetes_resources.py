@@ -382,6 +382,6 @@ def _refused(message: str) -> ElasticDLError:
 
 
 def _unavailable(message: str) -> ElasticDLError:
-    error = TransientError(message, hint="the cluster will restart the master")
-    error.exit_code = ExitCode.UNAVAILABLE
-    return error
+    return TransientError(
+        message, hint="the cluster will restart the master", exit_code=ExitCode.UNAVAILABLE
+    )

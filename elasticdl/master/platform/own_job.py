@@ -42,9 +42,10 @@ async def own_job(
             refuse_template(submitted)
             return spec, await heard(lambda: find_gang(api, spec, joined), _AGAIN_S)
     except TimeoutError as error:
-        away = TransientError(f"could not read the Job {owner.job} within {_LIMIT_S:g} s")
-        away.exit_code = ExitCode.UNAVAILABLE
-        raise away from error
+        raise TransientError(
+            f"could not read the Job {owner.job} within {_LIMIT_S:g} s",
+            exit_code=ExitCode.UNAVAILABLE,
+        ) from error
 
 
 async def _read(api: ApiServer, owner: Owner) -> Json:

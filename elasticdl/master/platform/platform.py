@@ -83,15 +83,14 @@ class MasterEnvironment:
 
 def invalid_environment(error: KeyError | ValueError) -> PermanentError:
     """Return the error for a master whose environment lacks a variable or has an invalid one."""
-    invalid = PermanentError(
+    return PermanentError(
         f"an environment variable is missing or invalid: {error}",
         hint=(
             "`elasticdl train` sets it; a Job that you write yourself needs the variables that"
             " `elasticdl train … --dry-run` prints"
         ),
+        exit_code=ExitCode.USAGE,
     )
-    invalid.exit_code = ExitCode.USAGE
-    return invalid
 
 
 @dataclass(slots=True)

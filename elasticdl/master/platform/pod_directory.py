@@ -130,9 +130,8 @@ def _unusable(path: Path, error: OSError) -> ElasticDLError:
 
 
 def _away(path: Path, error: OSError) -> ElasticDLError:
-    away = TransientError(
+    return TransientError(
         f"--job-dir {path} cannot be used in the master's pod now: {error.strerror or error}",
         hint="the cluster will restart the master; check the disk or the volume",
+        exit_code=ExitCode.UNAVAILABLE,
     )
-    away.exit_code = ExitCode.UNAVAILABLE
-    return away

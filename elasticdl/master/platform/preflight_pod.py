@@ -246,8 +246,8 @@ class PreflightPod:
             self._error = UserError(
                 f"the check of model and data: {text}",
                 hint="its pod has a worker's memory: raise --worker-resource-limit",
+                exit_code=ExitCode.USAGE,
             )
-            self._error.exit_code = ExitCode.USAGE
         elif cause in _LOST or cause in (Cause.IMAGE, Cause.START_ERROR):
             self._error = ClusterRefused(f"{_POD} ended: {text}{_detail(status)}")
         elif status.signal is not None:
