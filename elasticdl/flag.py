@@ -17,6 +17,8 @@ T = TypeVar("T")
 
 INT64_END = 2**63
 """What counts records, steps or bytes is below: protobuf and C++ have it in an int64."""
+LONGEST_TEXT = 4096
+"""Characters of a name, path or address: Linux has no longer paths."""
 MAX_COUNT = 2**31 - 1
 """Most of anything else, also seconds (68 years): Kubernetes has it in an int32."""
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from elasticdl.errors import SpecError
-from elasticdl.flag import DATA
+from elasticdl.flag import DATA, LONGEST_TEXT
 from elasticdl.job_flags import FIELDS
 from elasticdl.job_problems import empty, flag_of, not_a_number
 from elasticdl.json_values import refuse_deep
 
-LONGEST_TEXT = 4096
-"""Characters of a name, path or address: Linux has no longer paths."""
 LONGEST_DATA = 1 << 16
 """Of what a module's own reader may take, such as a query: Linux has no longer arguments than 128
 KiB."""

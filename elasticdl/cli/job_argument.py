@@ -10,6 +10,7 @@ import click
 
 from elasticdl.cli.completion_sources import context_names, job_names, namespace_names
 from elasticdl.cli.jobs.job import JobQuery
+from elasticdl.cli.param_types import TEXT
 from elasticdl.cli.views.documents import Format
 
 if TYPE_CHECKING:
@@ -34,11 +35,21 @@ def cluster_options(command: F) -> F:
     """Add --namespace and --kube-context."""
     on = "On the cluster of this kube context."
     command = click.option(
-        "--kube-context", default="", metavar="NAME", shell_complete=context_names, help=on
+        "--kube-context",
+        type=TEXT,
+        default="",
+        metavar="NAME",
+        shell_complete=context_names,
+        help=on,
     )(command)
     within = "Namespace on the cluster."
     return click.option(
-        "--namespace", default="", metavar="NAME", shell_complete=namespace_names, help=within
+        "--namespace",
+        type=TEXT,
+        default="",
+        metavar="NAME",
+        shell_complete=namespace_names,
+        help=within,
     )(command)
 
 
@@ -61,9 +72,16 @@ def job_argument(command: F) -> F:
     options = cluster_options(with_job)
     help_text = "The job of this directory, or at this address."
     options = click.option(
-        "--job-dir", default="", metavar="PATH|ADDRESS", shell_complete=directories, help=help_text
+        "--job-dir",
+        type=TEXT,
+        default="",
+        metavar="PATH|ADDRESS",
+        shell_complete=directories,
+        help=help_text,
     )(options)
-    return click.argument("job", required=False, default="", shell_complete=_complete)(options)  # type: ignore[return-value]
+    return click.argument("job", type=TEXT, required=False, default="", shell_complete=_complete)(
+        options
+    )  # type: ignore[return-value]
 
 
 def _complete(context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:

@@ -198,7 +198,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return ExitCode.DONE
     except OSError as error:
         # An OSError from an unexpected file, or from stdout on a full disk.
-        where = f" {error.filename}" if error.filename else ""
+        where = f" {clipped(str(error.filename))}" if error.filename else ""
         report(
             PermanentError(
                 f"cannot read or write{where}: {error.strerror or error}",

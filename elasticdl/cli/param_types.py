@@ -10,12 +10,28 @@ import click
 
 from elasticdl.addresses import local_path
 from elasticdl.errors import SpecError
-from elasticdl.flag import MAX_COUNT
+from elasticdl.flag import LONGEST_TEXT, MAX_COUNT
 
 if TYPE_CHECKING:
     _Typed = click.ParamType[Any]
 else:
     _Typed = click.ParamType  # some versions take no type parameter
+
+
+@final
+class Text(_Typed):
+    """A name, path or address of any job."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ANN401 - click's own
+        text = str(value)
+        if len(text) > LONGEST_TEXT:
+            self.fail(f"{len(text):,} characters, expected at most {LONGEST_TEXT:,}.", param, ctx)
+        return text
+
+
+TEXT = Text()
 
 
 @final
@@ -30,6 +46,7 @@ class LocalPath(click.Path):
     ) -> Any:  # noqa: ANN401 - click's own
         if not os.fspath(value).strip():
             self.fail("the path is empty.", param, ctx)
+        TEXT.convert(value, param, ctx)
         try:
             local_path(os.fspath(value))
         except ValueError as error:

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -147,6 +149,24 @@ def test_a_cluster_that_cannot_be_asked_is_told(
 def test_what_names_no_job_or_two_is_bad_usage(query: JobQuery) -> None:
     with pytest.raises(click.UsageError), resolve_job(query):
         pass
+
+
+@pytest.mark.parametrize("length", [4000, 100_000])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["status", "{}"],
+        ["status", "--job-dir", "{}"],
+        ["stop", "--yes", "{}"],
+        ["checkpoints", "list", "{}"],
+        ["logs", "--job-dir", "{}", "worker-0"],
+    ],
+)
+def test_no_error_shows_a_name_of_any_length(
+    words: list[str], length: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([word.format("a" * length) for word in words]) != 0
+    assert len(capsys.readouterr().err) < 1500
 
 
 def test_a_command_without_a_job_says_which_there_are(here: Path) -> None:
@@ -441,10 +461,18 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """With what reasons a master was asked to stop."""
     asked = list[str]()
 
-    def stop(_: DirectoryJob, reason: str, restart_s: float = 0.0) -> None:
-        asked.append(reason)
+    class Master:
+        def status(self) -> JobStatus:
+            return unknown_status("")
 
-    monkeypatch.setattr(DirectoryJob, "_stop", stop)
+        def stop(self, reason: str) -> None:
+            asked.append(reason)
+
+    @contextmanager
+    def master(_: DirectoryJob, restart_s: float = 0.0) -> Iterator[Master]:
+        yield Master()
+
+    monkeypatch.setattr(DirectoryJob, "_master", master)
     return asked
 
 

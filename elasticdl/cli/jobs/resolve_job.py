@@ -24,6 +24,7 @@ from elasticdl.cli.jobs.job import Job, JobQuery
 from elasticdl.cli.jobs.local_jobs import local_jobs, local_names
 from elasticdl.cluster.kubernetes.kubeconfig import no_cluster
 from elasticdl.errors import ElasticDLError, NoSuchJob, SpecError
+from elasticdl.job_problems import clipped
 from elasticdl.jobdir.layout import JOBS, JobDirectory
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def resolve_job(query: JobQuery) -> Iterator[Job]:
         # An absolute path is the same in both.
         query = replace(query, places=tuple(dict.fromkeys(map(str, places))))
     if query.job_dir:
-        raise NoSuchJob(f"there is no job in {query.job_dir}", hint=_known())
+        raise NoSuchJob(f"there is no job in {clipped(query.job_dir)}", hint=_known())
     yield from _on_cluster(query, certain=on_cluster)
 
 
@@ -117,7 +118,7 @@ def _on_cluster(query: JobQuery, *, certain: bool) -> Iterator[Job]:
 
     `certain`: the user named a cluster, so an unreachable cluster is the error.
     """
-    here = f"there is no job in {' or '.join(query.places)}"
+    here = f"there is no job in {' or '.join(map(clipped, query.places))}"
     if not certain and (reason := no_cluster()):
         raise NoSuchJob(f"{here}; {reason}", hint=_known())
     from elasticdl.cli.jobs.cluster_client import ClusterClient

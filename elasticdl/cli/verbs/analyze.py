@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from elasticdl.cli.job_argument import SETTINGS
-from elasticdl.cli.param_types import LocalPath
+from elasticdl.cli.param_types import TEXT, LocalPath
 from elasticdl.cli.views.console import put, tell
 from elasticdl.errors import SpecError
 from elasticdl.private_file import temporary_name
@@ -20,7 +20,7 @@ _PROGRESS_EVERY_S = 5.0
 
 
 @click.command(context_settings=SETTINGS)
-@click.argument("data")
+@click.argument("data", type=TEXT)
 @click.option(
     "--data-reader-params",
     multiple=True,

@@ -15,6 +15,7 @@ from elasticdl.cli.job_argument import FORMAT_OPTION, SETTINGS
 from elasticdl.cli.jobs.directory_job import DirectoryJob
 from elasticdl.cli.jobs.job import JobQuery
 from elasticdl.cli.jobs.resolve_job import resolve_job
+from elasticdl.cli.param_types import TEXT
 from elasticdl.cli.views import progress
 from elasticdl.cli.views.console import put, show, tell
 from elasticdl.cli.views.documents import Format, render
@@ -40,7 +41,7 @@ def _complete(
     return names or [CompletionItem(begun, type="dir")]
 
 
-_TARGET = click.argument("target", metavar="JOB|DIR|ADDRESS", shell_complete=_complete)
+_TARGET = click.argument("target", type=TEXT, metavar="JOB|DIR|ADDRESS", shell_complete=_complete)
 
 
 @final

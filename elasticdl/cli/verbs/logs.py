@@ -11,7 +11,7 @@ from elasticdl.cli.job_argument import FORMAT_OPTION, SETTINGS, job_argument
 from elasticdl.cli.jobs.job import JobQuery, LogRequest
 from elasticdl.cli.jobs.local_jobs import local_names
 from elasticdl.cli.jobs.resolve_job import RULE, resolve_job
-from elasticdl.cli.param_types import Lines
+from elasticdl.cli.param_types import TEXT, Lines
 from elasticdl.cli.views.console import put, show, tell
 from elasticdl.cli.views.documents import Format, render
 from elasticdl.cluster.kubernetes.kubeconfig import no_cluster
@@ -30,7 +30,7 @@ def _processes(context: click.Context, _parameter: click.Parameter, begun: str) 
 
 @click.command(context_settings=SETTINGS, epilog=RULE)
 @job_argument
-@click.argument("process", required=False, default="", shell_complete=_processes)
+@click.argument("process", type=TEXT, required=False, default="", shell_complete=_processes)
 @click.option(
     "-n",
     "--lines",
