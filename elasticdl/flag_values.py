@@ -169,8 +169,13 @@ def _pairs(value: object) -> object:
     pairs = _Texts()
     for part in value:
         key, sign, text = str(part).partition("=")
-        if not sign or not key.strip().isidentifier():
+        if not sign:
             raise ValueError(f"expected key=value, got {part!r}")
+        if not key.strip().isidentifier():
+            raise ValueError(
+                f"invalid name {key.strip()!r} in {part!r}: expected letters, digits and '_', the"
+                " first not a digit"
+            )
         if key.strip() in pairs:
             raise ValueError(f"{key.strip()} is given twice")
         pairs[key.strip()] = text.strip()

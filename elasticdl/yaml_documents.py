@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
@@ -42,9 +41,41 @@ class _Loader(yaml.SafeLoader):
         try:
             return super().construct_object(node, deep)
         except (ValueError, KeyError) as error:
-            tag = node.tag.replace(_CORE, "!!")
-            text = f"{node.value!r} is not a value of {tag}"
+            text = f"{node.value!r} is not a value of {_tag_of(node)}"
             raise yaml.constructor.ConstructorError(None, None, text, node.start_mark) from error
+
+    def construct_int(self, node: yaml.ScalarNode) -> int:
+        """Refuse a number that is another one in YAML 1.1, where a leading 0 means octal."""
+        text = str(self.construct_scalar(node))
+        number = int(text)
+        if text.lstrip("+-").startswith("0"):
+            octal = "text" if set(text) & {"8", "9"} else int(text, 8)
+            if octal != number:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"{text} is {octal} in YAML 1.1 and {number} in YAML 1.2",
+                    problem_mark=node.start_mark,
+                    note=f"remove the leading 0, or write '{text}' for text",
+                )
+        return number
+
+    def construct_undefined(self, node: yaml.Node) -> NoReturn:
+        raise yaml.constructor.ConstructorError(
+            problem=f"the tag {_tag_of(node)} is not supported",
+            problem_mark=node.start_mark,
+            note="without a tag, write text, a number, a list, or keys and values",
+        )
+
+    def get_single_node(self) -> Any:  # noqa: ANN401 - PyYAML's own
+        try:
+            return super().get_single_node()
+        except yaml.composer.ComposerError as error:
+            if error.problem != "but found another document":
+                raise
+            error.problem = "another document begins here"
+            error.note = (
+                "remove the line `---`, or keep one document: a file has the flags of one job"
+            )
+            raise
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -58,6 +89,14 @@ class _Loader(yaml.SafeLoader):
                 )
             seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+_Loader.add_constructor(f"{_CORE}int", _Loader.construct_int)
+_Loader.add_constructor(None, _Loader.construct_undefined)
+
+
+def _tag_of(node: yaml.Node) -> str:
+    return str(node.tag).replace(_CORE, "!!")
 
 
 def _size(node: yaml.Node, known: dict[yaml.Node, int | None]) -> int:
@@ -93,16 +132,6 @@ for _tag, _pattern, _first in (
     )
 
 
-def read_yaml(path: Path) -> Mapping[str, Any]:
-    """Return the mapping in a YAML file. Raises SpecError that names file and line."""
-    try:
-        return parse_yaml(path.read_bytes(), str(path))
-    except OSError as error:
-        raise SpecError(
-            f"cannot read {path}: {error.strerror}", hint="-f takes the path of a YAML file"
-        ) from error
-
-
 def parse_yaml(text: bytes, path: str) -> Mapping[str, Any]:
     """Return the mapping in the text of a file. Raises SpecError that names `path` and line."""
     try:
@@ -116,7 +145,7 @@ def parse_yaml(text: bytes, path: str) -> Mapping[str, Any]:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise SpecError(
             clipped(f"{path}{line}: {error.problem}"),
-            hint="expected YAML such as `num-workers: 1:3`, a key a line",
+            hint=error.note or "expected YAML such as `num-workers: 1:3`, a key a line",
         ) from error
     except yaml.YAMLError as error:
         raise SpecError(f"{path}: {error}") from error
@@ -130,6 +159,18 @@ def parse_yaml(text: bytes, path: str) -> Mapping[str, Any]:
             hint="-f takes a YAML file with lines such as `num-workers: 1:3`",
         )
     return document
+
+
+def line_of(key: str, text: bytes) -> int | None:
+    """The line of a key in snake case in a text that `parse_yaml` has read, from 1."""
+    root = yaml.compose(text.decode("utf-8"), _Loader)
+    pairs = root.value if isinstance(root, yaml.MappingNode) else ()
+    lines = (where.start_mark.line + 1 for where, _ in pairs if _named(where) == key)
+    return next(lines, None)
+
+
+def _named(node: yaml.Node) -> str:
+    return str(node.value).replace("-", "_")
 
 
 class _Dumper(yaml.SafeDumper):

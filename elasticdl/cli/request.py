@@ -24,6 +24,7 @@ from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.job_flags import FIELDS, refuse_unknown, refuse_unused
 from elasticdl.job_name import directory_in_pod, generated_name
+from elasticdl.job_problems import clipped
 from elasticdl.jobdir.address_flags import digest_of, flags_at
 from elasticdl.jobdir.layout import JOBS, JobDirectory
 from elasticdl.jobdir.resumable import WHICH_JOB
@@ -64,7 +65,7 @@ def settle(request: Request, say: Callable[[str], None] = tell) -> JobSpec:
 
 def validated(request: Request) -> JobSpec:
     """Return the validated job without a generated name or directory. Raises SpecError."""
-    keys, digest = _keys_of(request.file) if request.file else ({}, "")
+    keys, data = _keys_of(request.file) if request.file else ({}, b"")
     flags = {name.replace("-", "_"): value for name, value in request.flags.items()}
     refuse_unused(request.action, flags)
     refuse_empty(flags)
@@ -80,13 +81,16 @@ def validated(request: Request) -> JobSpec:
         name = named[1].replace("-", "_") if named else ""
         if name not in keys or name in flags:
             raise
-        raise SpecError(f"{request.file}: {error.message}", hint=error.hint) from error
+        from elasticdl.yaml_documents import line_of
+
+        where = f"{request.file}:{line_of(name, data)}"
+        raise SpecError(f"{where}: {error.message}", hint=error.hint) from error
     place = spec.cluster.job_dir
     of_the_job = is_address(place) and request.file == flags_at(place)
     return spec.replace(
         workers_anew="num_workers" in flags,
         servers_anew="num_ps_pods" in flags,
-        flags_digest=digest if of_the_job else "",
+        flags_digest=digest_of(data) if of_the_job else "",
     )
 
 
@@ -101,11 +105,10 @@ def _flags_of_resumed(flags: Mapping[str, Any]) -> str | None:
     return str(yaml) if yaml.exists() else None
 
 
-def _keys_of(file: str) -> tuple[dict[str, Any], str]:
-    """Return what is in a file of flags, and its digest if it is at an address."""
-    from elasticdl.yaml_documents import parse_yaml, read_yaml
+def _keys_of(file: str) -> tuple[dict[str, Any], bytes]:
+    """Return what is in a file of flags, and its bytes."""
+    from elasticdl.yaml_documents import parse_yaml
 
-    digest = ""
     try:
         path_or_address(file)
     except ValueError as error:
@@ -118,9 +121,15 @@ def _keys_of(file: str) -> tuple[dict[str, Any], str]:
             data = store_of(file, STARTING).read(file, STARTING)
         except Absent as error:
             raise SpecError(f"-f: {error.message}", hint=error.hint) from error
-        content, digest = parse_yaml(data, file), digest_of(data)
     else:
-        content = read_yaml(Path(file))
+        try:
+            data = Path(file).read_bytes()
+        except OSError as error:
+            raise SpecError(
+                f"cannot read {clipped(file)}: {error.strerror}",
+                hint="-f takes the path of a YAML file",
+            ) from error
+    content = parse_yaml(data, file)
     try:
         refuse_unknown(map(str, content))
     except SpecError as error:
@@ -131,7 +140,7 @@ def _keys_of(file: str) -> tuple[dict[str, Any], str]:
         if name in keys:
             raise SpecError(f"{file}: duplicate key {key!r}", hint="`-` and `_` mean the same")
         keys[name] = value
-    return keys, digest
+    return keys, data
 
 
 def _on_this_machine(spec: JobSpec, say: Callable[[str], None]) -> JobSpec:

@@ -27,7 +27,7 @@ from elasticdl.job_choices import Action, Shuffle
 from elasticdl.job_flags import FIELDS, is_used
 from elasticdl.job_problems import flag_of as flag
 from elasticdl.kubernetes_flags import KubernetesSection
-from elasticdl.yaml_documents import as_yaml, read_yaml
+from elasticdl.yaml_documents import as_yaml, parse_yaml
 
 pytestmark = pytest.mark.core
 NEEDED = ["--model-zoo", "zoo", "--model-def", "iris", "--training-data", "a.csv"]
@@ -585,7 +585,26 @@ affinity:
         ("num-epochs: 1\nnum_epochs: 2\n", "duplicate key 'num_epochs'"),
         ("- a\n- b\n", "expected keys and values, got a list"),
         ("seed: [1\nx: 2\n", "job.yaml:2: "),
-        ("seed: !!python/object/apply:os.system ['true']\n", "could not determine a constructor"),
+        (
+            "seed: !!python/object/apply:os.system ['true']\n",
+            "job.yaml:1: the tag !!python/object/apply:os.system is not supported",
+        ),
+        (
+            "envs: !!set {A}\n",
+            "job.yaml:1: the tag !!set is not supported\nHint: without a tag, write text, a"
+            " number, a list, or keys and values\n",
+        ),
+        (
+            "seed: 1\n---\nseed: 2\n",
+            "job.yaml:2: another document begins here\nHint: remove the line `---`, or keep one"
+            " document: a file has the flags of one job\n",
+        ),
+        (
+            "seed: 1\nnum_epochs: 010\n",
+            "job.yaml:2: 010 is 8 in YAML 1.1 and 10 in YAML 1.2\nHint: remove the leading 0, or"
+            " write '010' for text\n",
+        ),
+        ("job_name: -08\n", "job.yaml:1: -08 is text in YAML 1.1 and -8 in YAML 1.2\nHint: "),
     ],
 )
 def test_a_wrong_file_is_an_error_that_names_it(
@@ -616,10 +635,12 @@ _TOO_LARGE = "aliases make it larger than 100,000 values"
         ("seed: !!int x\n", "job.yaml:1: 'x' is not a value of !!int"),
         ("stall_seconds: !!float x\n", "job.yaml:1: 'x' is not a value of !!float"),
         ("resume: !!bool x\n", "job.yaml:1: 'x' is not a value of !!bool"),
-        ("job_name: !!timestamp x\n", "could not determine a constructor"),
-        ("job_name: !!binary aGFsbG8=\n", "could not determine a constructor"),
-        ("model_params: !!set {a, b}\n", "could not determine a constructor"),
-        ("model_params: !!omap [a: 1]\n", "could not determine a constructor"),
+        ("job_name: !!timestamp x\n", "the tag !!timestamp is not supported"),
+        ("job_name: !!binary aGFsbG8=\n", "the tag !!binary is not supported"),
+        ("job_name: !mine x\n", "the tag !mine is not supported"),
+        ("model_params: !!set {a, b}\n", "the tag !!set is not supported"),
+        ("model_params: !!omap [a: 1]\n", "the tag !!omap is not supported"),
+        ("envs: [A=x, 1A=x]\n", "--envs: invalid name '1A' in '1A=x': expected letters, digits"),
         ('output: "a\\0b"\n', "--output: NUL characters are not supported"),
         ('envs: {A: "\\0"}\n', "--envs: NUL characters are not supported"),
         ('envs: {A: "\\ud800"}\n', "--envs is not text in UTF-8"),
@@ -678,10 +699,10 @@ def test_a_text_has_a_greatest_length_that_a_query_for_a_reader_fits_in(
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ([], "Error: job.yaml: --seed: expected a whole number of at least 0, got 'x'"),
-        (["--job-name", "A"], "Error: job.yaml: --seed: expected a whole number"),
+        ([], "Error: job.yaml:4: --seed: expected a whole number of at least 0, got 'x'"),
+        (["--job-name", "A"], "Error: job.yaml:4: --seed: expected a whole number"),
         (["--seed", "y"], "Error: --seed: expected a whole number of at least 0, got 'y'"),
-        (["--seed", "1"], "Error: job.yaml: invalid --job-name 'B'"),
+        (["--seed", "1"], "Error: job.yaml:5: invalid --job-name 'B'"),
         (["--seed", "1", "--job-name", "A"], "Error: invalid --job-name 'A'"),
     ],
 )
@@ -693,7 +714,7 @@ def test_an_error_of_a_value_in_a_file_names_the_file(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    text = "model_zoo: z\nmodel_def: m\ntraining_data: t\nseed: x\njob_name: B\n"
+    text = "model_zoo: z\nmodel_def: m\ntraining_data: t\nseed: x\njob-name: B\n"
     (tmp_path / "job.yaml").write_text(text)
     assert run(["train", "-f", "job.yaml", *given, "--dry-run"]) == 2
     assert capsys.readouterr().err.startswith(told)
@@ -777,8 +798,7 @@ def test_our_yaml_reads_what_our_yaml_writes(tmp_path: Path) -> None:
         "j": "",
         "k": "a\x85b\u2028c\u2029 d\ne",
     }
-    (tmp_path / "x.yaml").write_text(as_yaml(value))
-    assert read_yaml(tmp_path / "x.yaml") == value
+    assert parse_yaml(as_yaml(value).encode(), "x.yaml") == value
 
 
 def test_exit_codes_for_the_masters_eyes_become_ones_for_people() -> None:

@@ -27,7 +27,7 @@ from elasticdl.jobdir.scale_override import keep_scale, keep_servers
 from elasticdl.jobdir.working_directory import directory_of
 from elasticdl.master.core.commands import FinishJob
 from elasticdl.master.outcome import with_resume_command
-from elasticdl.yaml_documents import read_yaml
+from elasticdl.yaml_documents import parse_yaml
 
 pytestmark = pytest.mark.core
 TRAIN = {"model_zoo": "zoo", "model_def": "iris", "training_data": "a.csv"}
@@ -343,7 +343,7 @@ def test_the_yaml_of_a_job_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     directory = made(job_name="a", envs="A=1")
     assert JobSpec.from_flags(
-        Action.TRAIN, read_yaml(directory.path / "job.yaml")
+        Action.TRAIN, parse_yaml((directory.path / "job.yaml").read_bytes(), "job.yaml")
     ) == JobSpec.model_validate(told(directory))
 
 
