@@ -4,6 +4,7 @@ parameter servers on loopback, and the step of a ring with one member.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -134,7 +135,8 @@ class Plain:
         )
         self.model(features)
         self.optimizer.build(self.model.trainable_variables)
-        self._step = tf.function(self._train, reduce_retracing=True)
+        # Without AutoGraph, as workers compile their steps.
+        self._step = tf.function(self._train, autograph=False, reduce_retracing=True)
 
     def _train(self, features: Any, labels: Any) -> Any:
         with tf.GradientTape() as tape:
@@ -236,7 +238,9 @@ def train_alike(case: Case, folder: Path) -> Curves:
     """Train the three from one set of initial values."""
     module = load(case.model_def)
     reader = open_data(module, folder / f"{case.train}.{case.suffix}", case.reader_params)
-    features, _ = next(batches(module, reader, Task.TRAINING, case.size, 1))
+    training = batches(module, reader, Task.TRAINING, case.size, case.epochs)
+    first = next(training)
+    features, _ = first
     ring = OnRing(module, case.params, features)
     servers = OnServers(module, case.params, features)
     plain = Plain(module, case.params, features)
@@ -246,8 +250,7 @@ def train_alike(case: Case, folder: Path) -> Curves:
     losses: dict[str, list[float]] = {name: [] for name in systems}
     with closing(Stage(2)) as stage:
         servers.begin(stage.pool())
-        training = batches(module, reader, Task.TRAINING, case.size, case.epochs)
-        for number, batch in enumerate(training):
+        for number, batch in enumerate(itertools.chain([first], training)):
             for name, system in systems.items():
                 losses[name].append(system.train(*batch, schedule and schedule(number)))
         reader = open_data(module, folder / f"{case.test}.{case.suffix}", case.reader_params)
