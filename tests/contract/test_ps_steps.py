@@ -368,7 +368,9 @@ def trained_by_keras(
         for variable in model.trainable_variables:
             variable.assign(start[variable.path])
         model.compile(
-            optimizer=module.optimizer(), loss=lambda labels, out: tf.square(labels - out)
+            optimizer=module.optimizer(),
+            loss=lambda labels, out: tf.square(labels - out),
+            run_eagerly=True,
         )
         for begin in range(0, len(every), SLOTS):
             ids, x, labels = (
