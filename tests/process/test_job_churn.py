@@ -17,10 +17,10 @@ from tests.conftest import ROOT, Job
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
-MINIBATCH = 16
+MINIBATCH = 32
 COPIES, MOST, EVERY_S = (500, 8, (1.0, 4.0)) if churn.SEEDS else (40, 2, (0.5, 2.0))
-PACE_S = 0.02
-"""With three workers 750 steps, those of the short job, take 5 s at least."""
+PACE_S = 0.04
+"""With three workers 375 steps, those of the short job, take 5 s at least."""
 RECORDS = 150 * COPIES
 
 
