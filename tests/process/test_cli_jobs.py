@@ -438,7 +438,7 @@ def test_a_job_between_two_masters_runs_and_says_so(
     following = elasticdl.start("logs", "returns", "master-0", "-f")
     lines = present(following.stdout)
     until("it has restarted", lambda: "=== master-0.1 started" in lines.readline())
-    code, _, errors = elasticdl.run("wait", "returns", "--timeout", "0.2")
+    code, _, errors = elasticdl.call("wait", "returns", "--timeout", "0.2")
     assert code == 124
     code, _, errors = elasticdl.end(elasticdl.train("returns", "--resume"))
     assert code == 2 and "another command runs the job" in errors
@@ -565,7 +565,7 @@ def test_the_other_verbs_talk_to_a_running_job_and_to_one_that_has_ended(
         " training loss 0.5, validation accuracy 0.75, staleness 0.5"
     )
     assert "worker-0  ready     pid 1" in output and "waiting: ps-0 is starting: loading" in output
-    assert json.loads(elasticdl.run("status", "drains", "-o", "json")[1])["version"] == 7
+    assert json.loads(elasticdl.call("status", "drains", "-o", "json")[1])["version"] == 7
     assert elasticdl.run("scale", "drains", "--num-workers", "1:4")[0] == 0
     assert elasticdl.run("checkpoint", "drains")[0] == 0
     code, _, errors = elasticdl.run("stop", "drains")
@@ -576,10 +576,10 @@ def test_the_other_verbs_talk_to_a_running_job_and_to_one_that_has_ended(
     assert code == 0 and "it ends when its workers have drained" in errors
     assert elasticdl.asked("drains") == [["scale", 1, 4], ["checkpoint"], ["stop", "enough"]]
     assert elasticdl.end(process)[0] == 130
-    code, output, _ = elasticdl.run("status", "drains")
+    code, output, _ = elasticdl.call("status", "drains")
     assert code == 0 and "ended with exit code 130: stopped: by the test" in output
-    assert elasticdl.run("stop", "drains", "--yes")[0] == 0
-    code, _, errors = elasticdl.run("scale", "drains", "--num-workers", "2")
+    assert elasticdl.call("stop", "drains", "--yes")[0] == 0
+    code, _, errors = elasticdl.call("scale", "drains", "--num-workers", "2")
     assert code == 4 and "has ended" in errors
 
 
