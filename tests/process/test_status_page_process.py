@@ -74,7 +74,7 @@ class Browser:
 def test_the_page_shows_what_the_command_line_shows_and_steers_the_job(
     start: Start,  # noqa: F811
 ) -> None:
-    running = start(num_workers="1:3", records_per_task=50)
+    running = start(num_workers="1:3", num_ps_pods=2, records_per_task=50)
     hold = running.hold()
     running.wait_for_status("three workers", lambda status: status["scale"]["observed"] == 3)
     browser = Browser(running)
