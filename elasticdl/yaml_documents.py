@@ -40,7 +40,7 @@ class _Loader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: ANN401 - PyYAML's own
         try:
             return super().construct_object(node, deep)
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, IndexError) as error:
             text = f"{node.value!r} is not a value of {_tag_of(node)}"
             raise yaml.constructor.ConstructorError(None, None, text, node.start_mark) from error
 
@@ -78,6 +78,8 @@ class _Loader(yaml.SafeLoader):
             raise
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        if not isinstance(node, yaml.MappingNode):
+            return super().construct_mapping(node, deep)  # which refuses it
         seen: set[Any] = set()
         for where, _ in node.value:
             key = self.construct_object(where, deep=True)
@@ -145,7 +147,7 @@ def parse_yaml(text: bytes, path: str) -> Mapping[str, Any]:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise SpecError(
             clipped(f"{path}{line}: {error.problem}"),
-            hint=error.note or "expected YAML such as `num-workers: 1:3`, a key a line",
+            hint=clipped(error.note or "expected YAML such as `num-workers: 1:3`, a key a line"),
         ) from error
     except yaml.YAMLError as error:
         raise SpecError(f"{path}: {error}") from error
@@ -179,6 +181,9 @@ class _Dumper(yaml.SafeDumper):
 
 def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
     style = '"' if _LINE_ENDS & set(text) else None
+    # PyYAML quotes what YAML 1.1 takes for no text. To that, 08 and 1e3 are text.
+    if any(rule.match(text) for _, rule in _Loader.yaml_implicit_resolvers.get(text[:1], ())):
+        style = "'"
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 

@@ -634,6 +634,8 @@ _TOO_LARGE = "aliases make it larger than 100,000 values"
         (f"seed: {'9' * 5000}\n", "job.yaml:1: '999"),
         ("seed: !!int x\n", "job.yaml:1: 'x' is not a value of !!int"),
         ("stall_seconds: !!float x\n", "job.yaml:1: 'x' is not a value of !!float"),
+        ('stall_seconds: !!float ""\n', "job.yaml:1: '' is not a value of !!float"),
+        ("envs: !!map 3\n", "job.yaml:1: expected a mapping node, but found scalar"),
         ("resume: !!bool x\n", "job.yaml:1: 'x' is not a value of !!bool"),
         ("job_name: !!timestamp x\n", "the tag !!timestamp is not supported"),
         ("job_name: !!binary aGFsbG8=\n", "the tag !!binary is not supported"),
@@ -797,6 +799,8 @@ def test_our_yaml_reads_what_our_yaml_writes(tmp_path: Path) -> None:
         "i": "~",
         "j": "",
         "k": "a\x85b\u2028c\u2029 d\ne",
+        "08": "08",
+        "1e3": ["1e3", "0e1", "12E03", "010"],
     }
     assert parse_yaml(as_yaml(value).encode(), "x.yaml") == value
 
