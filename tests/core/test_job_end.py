@@ -108,6 +108,16 @@ def test_an_end_by_force_in_a_job_that_failed_is_no_warning() -> None:
     assert (told.process, told.cause, told.level) == ("worker-1", "hung", "info")
 
 
+def test_a_stop_of_a_job_that_failed_does_not_say_that_its_work_is_done() -> None:
+    job = Bench.running(2, num_workers=2)
+    lease = job.lease()
+    applied = present(lease.shard).id, lease.attempt
+    job.put(e.TaskFailed(0, job.worker(0), lease.task, *applied, "m.py:3: no", fatal=True))
+    assert job.state.status().phase == "ending"
+    job.put(e.StopRequested(0, "`elasticdl stop`"))
+    assert not job.said("work is done")
+
+
 def test_on_train_end_is_cut_off_by_the_master_if_its_worker_does_not_end_itself() -> None:
     job = Bench.running()
     ending(job, ON_TRAIN_END, 5.0)

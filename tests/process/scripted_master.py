@@ -78,7 +78,7 @@ class Scripted:
     async def Status(self, request: pb.StatusRequest, call: Call) -> pb.StatusReply:
         self.heard("status")
         phase = self.directory / "phase"
-        changed = {"phase": phase.read_text()} if phase.exists() else {}
+        changed = {"phase": phase.read_text(), "exit_code": 0} if phase.exists() else {}
         return pb.StatusReply(status=json.dumps({**STATUS, **changed}))
 
     async def Stop(self, request: pb.StopRequest, call: Call) -> pb.Done:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, final
 
+from elasticdl.errors import ExitCode
 from elasticdl.job_status import JobStatus
 
 if TYPE_CHECKING:
@@ -186,11 +187,11 @@ class JobQuery:
 
 def asked_to_stop(master: MasterClient, reason: str) -> str:
     """Have a job stop gracefully. Return what it waits for. Raises ElasticDLError."""
-    ending = master.status().phase == "ending"
+    before = master.status()
     master.stop(reason)
-    if ending:
-        return (
-            "its work is done: cutting off on_train_end of callbacks; it ends when its processes"
-            " have"
-        )
-    return "asked to stop; it ends when its workers have drained"
+    if before.phase != "ending":
+        return "asked to stop; it ends when its workers have drained"
+    then = "it ends when its processes have"
+    if before.exit_code == ExitCode.DONE and before.action == "train":
+        return f"its work is done: cutting off on_train_end of callbacks; {then}"
+    return f"it is over; {then}"

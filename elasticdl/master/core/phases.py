@@ -109,8 +109,11 @@ class Phases:
         """
         phase = self._context.phase
         if phase in (Phase.ENDING, Phase.ENDED):
-            if not self._train_end_cut_off:
-                self._train_end_cut_off = True
+            outcome = self._context.outcome
+            done = outcome is not None and outcome.exit_code is ExitCode.DONE
+            first, self._train_end_cut_off = not self._train_end_cut_off, True
+            trained = done and self._context.spec.action is Action.TRAIN
+            if first and trained and phase is Phase.ENDING:
                 text = f"its work is done, and {ON_TRAIN_END} of callbacks is cut off"
                 self._context.orders.announce("job", f"stopping the job: {event.reason}; {text}")
             return
