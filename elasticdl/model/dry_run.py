@@ -17,6 +17,7 @@ from elasticdl.formatting import amount
 from elasticdl.model.metrics import LOSS, Metrics
 from elasticdl.model.module import ModelModule
 from elasticdl.model.optimizer_view import OptimizerView
+from elasticdl.model.optimizers import with_rate
 from elasticdl.model.output_arrays import for_processor
 from elasticdl.model.ps_model import PsModel
 from elasticdl.model.ring_model import RingModel
@@ -85,7 +86,7 @@ class DryRun:
             size = sum(
                 int(np.prod(variable.shape)) for variable in (*ring.trainable, *ring.averaged)
             )
-            optimizer = {"kind": type(ring.optimizer).__name__.lower()}
+            optimizer = {"kind": type(with_rate(ring.optimizer)).__name__.lower()}
         tables = [{"name": table.name, "dim": table.dim} for table in parameters.tables]
         return {"dense_parameters": size, "tables": tables, "optimizer": optimizer}
 

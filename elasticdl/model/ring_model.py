@@ -21,7 +21,7 @@ from elasticdl.model.building import (
     trainable,
 )
 from elasticdl.model.module import ModelModule
-from elasticdl.model.optimizers import Optimizer, as_compiled, clips
+from elasticdl.model.optimizers import Optimizer, as_compiled, clips, with_rate
 from elasticdl.model.ps_model import PsModel
 from elasticdl.model.row_gradients import add_in_order
 from elasticdl.model.structure import Structure
@@ -88,7 +88,8 @@ class RingModel:
 
         SGD without clipping uses only their sum; all other optimizers get them as with plain Keras.
         """
-        return type(self.optimizer) is keras.optimizers.SGD and not clips(self.optimizer)
+        optimizer = with_rate(self.optimizer)
+        return type(optimizer) is keras.optimizers.SGD and not clips(optimizer)
 
     def ps_model(self) -> PsModel:
         """Wrap the model as one without served parameters, to evaluate, predict and export it."""
