@@ -115,6 +115,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
     Files that import TensorFlow get what a worker imports of it.
     """
+    # For the whole process: tests of models would spend a twentieth of their time on it.
     collect_rarely()
     with paused_collection(), without_unused_parts():
         return (yield)

@@ -586,7 +586,7 @@ void one_process_at_a_time_has_the_memory() {
 // A server's file, with what it takes for a while: large frames, views, and connections that come and go.
 void memory_that_is_not_needed_goes_back() {
 #if defined(__SANITIZE_THREAD__)  // it takes ten times as long for each weight
-  constexpr size_t kDenseWeights = size_t{1} << 20;
+  constexpr size_t kDenseWeights = size_t{9} << 18;
 #else
   constexpr size_t kDenseWeights = size_t{3} << 20;
 #endif

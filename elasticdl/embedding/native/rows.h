@@ -58,7 +58,8 @@ class Rows {
     in_order();
   }
 
-  // A process that was killed may have filled this one without counting it. Null if there is no memory for it.
+  // A process that was killed may have filled this one without counting it. Null if there is no chunk for it; memory that is not
+  // backed reads as 0.
   const int64_t* id_after_last() const {
     return size_ >> bit_ < chunks_.size() ? &id(static_cast<uint32_t>(size_)) : nullptr;
   }
