@@ -78,8 +78,8 @@ class PsModel:
         ):
             model = module.custom_model(**taken(module.custom_model, params))
             check_model(model, module)
-            _refuse_scaled_loss(model, module)
             inputs = inputs_of(model, features, module)
+            _refuse_scaled_loss(model, module)
         with user_code("custom_model", module.zoo, module.custom_model):
             additive = changing(model, inputs)
         variables = tuple(trainable(model)) + additive
