@@ -609,7 +609,9 @@ void memory_that_is_not_needed_goes_back() {
     if (client == 2) most = served.core.kept()->bytes();
     CHECK(served.core.kept()->bytes() >= kDenseWeights * sizeof(float));
   }
-  CHECK(served.core.kept()->bytes() <= most + (size_t{1} << 20));
+  // A client may begin before the last one's connection is closed: then there is one more payload, which is kept as a spare.
+  constexpr size_t kPayload = kDenseWeights * sizeof(float) * 9 / 8 + (size_t{2} << 20);
+  CHECK(served.core.kept()->bytes() <= most + kPayload + (size_t{1} << 20));
   CHECK(most < 4 * kDenseWeights * sizeof(float));
 }
 
