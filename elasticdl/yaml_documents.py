@@ -181,14 +181,15 @@ class _Dumper(yaml.SafeDumper):
 
 def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
     style = '"' if _LINE_ENDS & set(text) else None
-    # PyYAML quotes what YAML 1.1 takes for no text. To that, 08 and 1e3 are text.
-    if any(rule.match(text) for _, rule in _Loader.yaml_implicit_resolvers.get(text[:1], ())):
-        style = "'"
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _LINE_ENDS = frozenset("\x85\u2028\u2029")
 _Dumper.add_representer(str, _text)
+# A text that `parse_yaml` would read as a number is quoted, too: in YAML 1.1, 08 and 1e3 are text.
+for _begin, _rules in _Loader.yaml_implicit_resolvers.items():
+    for _tag, _rule in _rules:
+        _Dumper.add_implicit_resolver(_tag, _rule, [_begin])
 
 
 def as_yaml(value: object, *, ascii_only: bool = False) -> str:
