@@ -111,11 +111,11 @@ class Phases:
         if phase in (Phase.ENDING, Phase.ENDED):
             outcome = self._context.outcome
             done = outcome is not None and outcome.exit_code is ExitCode.DONE
-            first, self._train_end_cut_off = not self._train_end_cut_off, True
             trained = done and self._context.spec.action is Action.TRAIN
-            if first and trained and phase is Phase.ENDING:
+            if trained and phase is Phase.ENDING and not self._train_end_cut_off:
                 text = f"its work is done, and {ON_TRAIN_END} of callbacks is cut off"
                 self._context.orders.announce("job", f"stopping the job: {event.reason}; {text}")
+            self._train_end_cut_off = True
             return
         # An earlier stop or failure has set the outcome, so this is a second request.
         hurry = self._context.outcome is not None
