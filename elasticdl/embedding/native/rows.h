@@ -123,6 +123,7 @@ class Rows {
     const size_t number = size_ >> bit_, begin = size_ - (number << bit_), used = begin * value_stride_;
     const size_t step = number == 0 ? std::clamp(used, kFirstBacked, Mapping::kHugePage) : Mapping::kHugePage;
     const size_t end = std::min(std::max((used + step) / value_stride_, begin + 1), chunk_rows());
+    // The first region has one chunk.
     Region& memory = regions_[(number + kChunksTogether - 1) / kChunksTogether];
     const auto back = [&](const char* chunk, size_t stride) {
       const auto at = static_cast<size_t>(chunk - memory.address());
