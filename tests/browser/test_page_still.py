@@ -365,6 +365,17 @@ def test_all_of_it_can_be_reached_with_the_keyboard_and_is_in_the_address(
     expect(page.locator("html")).to_have_attribute("data-theme", "light")
 
 
+def test_a_click_on_the_current_tab_shows_the_head(
+    report: Callable[..., str], open_window: Callable[..., Window]
+) -> None:
+    page = open_window(viewport={"width": 800, "height": 300}).page
+    page.goto(report(snapshot(workers(20))))
+    for _ in range(2):
+        page.get_by_role("link", name="Processes").click()
+        expect(page.locator("#processes")).to_be_visible()
+        assert page.evaluate("() => scrollY") == 0
+
+
 def test_a_phone_shows_it_without_scrolling_sideways(
     report: Callable[..., str], open_window: Callable[..., Window]
 ) -> None:
