@@ -18,6 +18,7 @@ from elasticdl.cluster.kubernetes.labels import PLACE_LABEL, labels
 from elasticdl.cluster.kubernetes.pod_tracker import (
     FORCE_AFTER_S,
     NODE_LOST,
+    NOMINATED_LIMIT_S,
     OVERDUE_S,
     START_PROBLEM_LIMIT_S,
     PodTracker,
@@ -25,6 +26,7 @@ from elasticdl.cluster.kubernetes.pod_tracker import (
 from elasticdl.cluster.kubernetes.pods import (
     DELETED,
     IMAGE_FAILED,
+    NOT_PLACED,
     START_FAILED,
     exit_status,
     has_ended,
@@ -411,6 +413,33 @@ def test_a_container_that_can_never_be_set_up_is_given_up_as_a_start_error() -> 
     )
 
 
+def test_a_pod_that_the_scheduler_forgets_is_given_up_once_with_the_node_that_it_chose() -> None:
+    tracked = Tracked()
+    tracked.tracker.changed(pod(node="", nominatedNodeName="node7"))
+    tracked.clock.advance(NOMINATED_LIMIT_S)
+    assert tracked.tracker.hopeless() == []
+    tracked.clock.advance(1)
+    (life,) = tracked.tracker.hopeless()
+    assert tracked.tracker.hopeless() == []
+    assert tracked.tracker.gone(pod(node="", nominatedNodeName="node7")) is life
+    verdict = verdict_of(life.exit_status())
+    assert (verdict.cause, "chose node node7" in verdict.text) == (Cause.NOT_PLACED, True)
+
+
+@pytest.mark.parametrize(
+    "then",
+    [pod(node="", nominatedNodeName="node8"), pod(node=""), pod(nominatedNodeName="node7")],
+    ids=["another node", "no node", "placed"],
+)
+def test_a_pod_for_which_the_scheduler_does_something_is_not_given_up(then: dict[str, Any]) -> None:
+    tracked = Tracked()
+    tracked.tracker.changed(pod(node="", nominatedNodeName="node7"))
+    tracked.clock.advance(NOMINATED_LIMIT_S)
+    tracked.tracker.changed(then)
+    tracked.clock.advance(NOMINATED_LIMIT_S)
+    assert tracked.tracker.hopeless() == []
+
+
 def test_a_deletion_that_we_asked_for_is_not_somebodys() -> None:
     tracked = Tracked()
     tracked.tracker.changed(pod(RUNNING))
@@ -480,11 +509,12 @@ def test_every_word_of_the_platform_has_its_cause(found: dict[str, Any], cause: 
 def test_our_own_words_have_their_causes() -> None:
     causes = {
         word: verdict_of(ExitStatus(reason=word, log_tail="401")).cause
-        for word in (IMAGE_FAILED, START_FAILED, DELETED, NODE_LOST)
+        for word in (IMAGE_FAILED, START_FAILED, NOT_PLACED, DELETED, NODE_LOST)
     }
     assert causes == {
         IMAGE_FAILED: Cause.IMAGE,
         START_FAILED: Cause.START_ERROR,
+        NOT_PLACED: Cause.NOT_PLACED,
         DELETED: Cause.DELETED,
         NODE_LOST: Cause.NODE_LOST,
     }

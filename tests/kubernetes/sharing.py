@@ -31,6 +31,8 @@ SLOT = "cpu=16"
 SLOTS = many_pods.NODES * 2
 """A node has 32 cores."""
 LIMIT_S = 90.0
+NOMINATED_S = 20.0
+"""Pods that were preempted go at once here."""
 _COMMAND = ("true",)
 
 
@@ -97,7 +99,7 @@ async def running_job(
         api,
         owner,
         lambda one: pod_plan(spec, one.name.role, places.of(one.name)),
-        ClusterOptions(places=places),
+        ClusterOptions(places=places, nominated_s=NOMINATED_S),
     )
     # The scheduler spreads the pods of a Service, unless they say otherwise.
     await Creator(api, owner.uid, SystemClock()).provide(services(owner), owner.namespace)

@@ -31,7 +31,13 @@ from elasticdl.cluster.kubernetes.job_objects import pod as pod_manifest
 from elasticdl.cluster.kubernetes.labels import JOB_UID_LABEL, pod_name
 from elasticdl.cluster.kubernetes.log_archive import LogArchive
 from elasticdl.cluster.kubernetes.plans import Json, Owner, PodPlan
-from elasticdl.cluster.kubernetes.pod_tracker import NODE_LOST, OVERDUE_S, Life, PodTracker
+from elasticdl.cluster.kubernetes.pod_tracker import (
+    NODE_LOST,
+    NOMINATED_LIMIT_S,
+    OVERDUE_S,
+    Life,
+    PodTracker,
+)
 from elasticdl.cluster.kubernetes.pods import is_process, process_name, uid
 from elasticdl.cluster.kubernetes.process_secrets import ProcessSecrets
 from elasticdl.cluster.kubernetes.reflector import Reflector, Sink, Timing
@@ -63,6 +69,8 @@ class ClusterOptions:
     timing: Timing = field(default_factory=Timing)
     overdue_s: float = OVERDUE_S
     """How long after its grace an unfinished pod is considered lost with its node."""
+    nominated_s: float = NOMINATED_LIMIT_S
+    """How long a pod may wait for room on the node that the scheduler chose for it."""
     logs: Path | None = None
     """Directory of the log files; None: keep no logs."""
     places: WorkerPlaces = field(default_factory=WorkerPlaces)
@@ -93,7 +101,7 @@ class KubernetesCluster:
         self._secrets, self._places = secrets, habits.places
         self._path = f"/api/v1/namespaces/{owner.namespace}/pods"
         self._bus = EventBus()
-        self._tracker = PodTracker(self._bus, habits.clock, habits.overdue_s)
+        self._tracker = PodTracker(self._bus, habits.clock, habits.overdue_s, habits.nominated_s)
         self._creator = Creator(api, owner.uid, habits.clock)
         sink = Sink(self._changed, self._gone, self._listed)
         self._reflector = Reflector(

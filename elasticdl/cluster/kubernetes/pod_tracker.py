@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 from elasticdl.clock import Clock
@@ -17,6 +17,7 @@ from elasticdl.cluster.event_bus import EventBus
 from elasticdl.cluster.kubernetes.labels import CHECK, ROLE_LABEL
 from elasticdl.cluster.kubernetes.pods import (
     DELETED,
+    Nomination,
     Pod,
     Trouble,
     containers_ended,
@@ -38,6 +39,11 @@ START_PROBLEM_LIMIT_S = 40.0
 """How long an image may be unavailable, or a container impossible to create.
 
 After that, the registry's or node's message is reported as the end of the process.
+"""
+NOMINATED_LIMIT_S = 300.0
+"""How long a pod may wait for room on the node that the scheduler chose for it.
+
+As long as the scheduler's own limit, after which it tries most pods again.
 """
 OVERDUE_S = 30.0
 """A node ends a pod within its grace and a little more; after that it is considered lost."""
@@ -67,8 +73,9 @@ class Life:
     in_trouble_since_s: float | None = None
     trouble: Trouble | None = None
     """The problem with the longest message: between retries a node says less than the registry."""
+    nomination: Nomination = field(default_factory=Nomination)
     given_up: Trouble | None = None
-    """Why the pod is being given up: its image, or a container that cannot be created."""
+    """Why the pod is being given up: it is not placed, or its container cannot be started."""
     vanished: bool = False
     """The pod is gone, and its end was not observed."""
     gone_at_s: float | None = None
@@ -146,9 +153,15 @@ class PodTracker:
     It publishes observations of live processes. `changed`, `gone` and `lost` return ends.
     """
 
-    def __init__(self, bus: EventBus, clock: Clock, overdue_s: float = OVERDUE_S) -> None:
+    def __init__(
+        self,
+        bus: EventBus,
+        clock: Clock,
+        overdue_s: float = OVERDUE_S,
+        nominated_s: float = NOMINATED_LIMIT_S,
+    ) -> None:
         self._bus = bus
-        self._clock, self._overdue_s = clock, overdue_s
+        self._clock, self._overdue_s, self._nominated_s = clock, overdue_s, nominated_s
         self._lives: dict[str, Life] = {}
         self._asked: set[ProcessName] = set()
         self._closed: set[str] = set()
@@ -227,20 +240,24 @@ class PodTracker:
         return ended
 
     def hopeless(self) -> list[Life]:
-        """Pods to give up, because their image or container was unavailable for too long.
+        """Pods to give up, because their image, their container or room on the node that was chosen
+        for them was unavailable for too long.
 
         Each once.
         """
-        limit_s = self._clock.now_s() - START_PROBLEM_LIMIT_S
+        now_s = self._clock.now_s()
         waiting = [
             life
             for life in self._lives.values()
-            if life.in_trouble_since_s is not None and life.given_up is None
+            if (life.in_trouble_since_s is not None or life.nomination.node)
+            and life.given_up is None
         ]
-        hopeless = [life for life in waiting if (life.in_trouble_since_s or 0.0) < limit_s]
-        for life in hopeless:
-            life.given_up = life.trouble
-        return hopeless
+        for life in waiting:
+            if life.in_trouble_since_s is None:
+                life.given_up = life.nomination.trouble(now_s, self._nominated_s)
+            elif now_s > life.in_trouble_since_s + START_PROBLEM_LIMIT_S:
+                life.given_up = life.trouble
+        return [life for life in waiting if life.given_up is not None]
 
     def overstaying(self) -> list[Life]:
         """Pods whose deletion to force; each once."""
@@ -291,6 +308,7 @@ class PodTracker:
                 (known for known in (life.trouble, problem) if known),
                 key=lambda known: len(known.text),
             )
+        life.nomination.look(life.pod, now_s)
         if "deletionTimestamp" in metadata:
             due_s = now_s + float(metadata.get("deletionGracePeriodSeconds") or 0)
             # Every event repeats the deletion; only the first one says when it began.

@@ -18,6 +18,7 @@ from elasticdl.cluster.kubernetes.pod_spec import CONTAINER
 Pod: TypeAlias = Mapping[str, Any]
 IMAGE_FAILED = "ImagePullFailed"
 START_FAILED = "StartError"
+NOT_PLACED = "NotPlaced"
 DELETED = "Deleted"
 """Reasons of our own, where Kubernetes has none or several.
 
@@ -50,6 +51,32 @@ class Trouble:
 
     text: str
     lasting: str = ""
+
+
+@dataclass(slots=True)
+class Nomination:
+    """The node on which the scheduler makes room for a pod, and since when; '' for none.
+
+    Pods that it preempts leave within their grace. The scheduler may forget a pod that it chose a
+    node for, until some other pod ends (kubernetes/kubernetes#141694); it tries a new one at once.
+    """
+
+    node: str = ""
+    since_s: float = 0.0
+
+    def look(self, pod: Pod, now_s: float) -> None:
+        """Take in the pod's state."""
+        placed = (pod.get("spec") or {}).get("nodeName")
+        node = "" if placed else str(_status(pod).get("nominatedNodeName") or "")
+        if node != self.node:
+            self.node, self.since_s = node, now_s
+
+    def trouble(self, now_s: float, limit_s: float) -> Trouble | None:
+        """Why the pod is to be given up; None if it is not."""
+        if not self.node or now_s <= self.since_s + limit_s:
+            return None
+        text = f"the scheduler chose node {self.node} and did not place it there in {limit_s:g} s"
+        return Trouble(text, NOT_PLACED)
 
 
 def uid(pod: Pod) -> str:

@@ -25,9 +25,10 @@ from elasticdl.cluster.kubernetes.creating import Creator
 from elasticdl.cluster.kubernetes.planning import CHECK_MARK
 from elasticdl.cluster.kubernetes.plans import Json, Owner
 from elasticdl.cluster.kubernetes.pod_logs import followed
-from elasticdl.cluster.kubernetes.pod_tracker import START_PROBLEM_LIMIT_S
+from elasticdl.cluster.kubernetes.pod_tracker import NOMINATED_LIMIT_S, START_PROBLEM_LIMIT_S
 from elasticdl.cluster.kubernetes.pods import (
     DELETED,
+    Nomination,
     Trouble,
     exit_status,
     has_ended,
@@ -49,7 +50,7 @@ from elasticdl.master.core.processes.causes import PLATFORM, Cause, verdict_of
 _LOG = logging.getLogger(__name__)
 MakePod: TypeAlias = Callable[[int], Json]
 """The pod of the first, second, … attempt."""
-_LOST: Final = PLATFORM - {Cause.OUT_OF_MEMORY}
+_LOST: Final = PLATFORM - {Cause.OUT_OF_MEMORY} | {Cause.NOT_PLACED}
 """Ends that say nothing of the model: another pod checks it."""
 _POD: Final = "the pod that checks model and data"
 _OUTPUT_BYTES: Final = 8 << 20
@@ -59,12 +60,13 @@ _OUTPUT_BYTES: Final = 8 << 20
 class PreflightPodLimits:
     """Limits and intervals, in seconds.
 
-    `place_s`: how long a pod may wait for its place. `quiet_s`: a shorter wait is not worth a word.
-    `start_problem_s`: how long its image may be unavailable. `most_lost`: how many pods may be
-    lost.
+    `place_s`: how long a pod may wait for its place. `nominated_s`: how long for room on the node
+    that the scheduler chose. `quiet_s`: a shorter wait is not worth a word. `start_problem_s`: how
+    long its image may be unavailable. `most_lost`: how many pods may be lost.
     """
 
     place_s: float = 3600.0
+    nominated_s: float = NOMINATED_LIMIT_S
     quiet_s: float = 3.0
     start_problem_s: float = START_PROBLEM_LIMIT_S
     look_s: float = 1.0
@@ -170,6 +172,7 @@ class PreflightPod:
         """Look at the pod until it has ended; `copy` its log once there is one."""
         loop = asyncio.get_running_loop()
         troubled_s: float | None = None
+        nomination = Nomination()
         while True:
             await asyncio.sleep(self._limits.look_s)
             try:
@@ -188,9 +191,12 @@ class PreflightPod:
                 copy()
                 return exit_status(now, asked=False)
             problem = trouble(now)
+            nomination.look(now, loop.time())
             if is_running(now):
                 self.waits_for = ""
                 copy()
+            elif forgotten := nomination.trouble(loop.time(), self._limits.nominated_s):
+                return ExitStatus(reason=forgotten.lasting, log_tail=forgotten.text)
             elif not problem.lasting:
                 troubled_s = None
                 self._wait(problem.text, began_s)

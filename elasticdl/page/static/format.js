@@ -61,6 +61,7 @@ export const CAUSES = {
   fenced: ["calm", "○", "shut out"],
   preempted: ["moved", "△", "preempted"],
   evicted: ["moved", "△", "evicted"],
+  not_placed: ["moved", "△", "not placed"],
   node_drained: ["moved", "△", "node drained"],
   node_lost: ["lost", "✕", "node lost"],
   deleted: ["lost", "✕", "deleted"],

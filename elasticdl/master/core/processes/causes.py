@@ -25,6 +25,8 @@ class Cause(StrEnum):
     """A pod of higher priority needed its place."""
     EVICTED = "evicted"
     """Evicted by request (its node is being emptied), or by a node that is short of a resource."""
+    NOT_PLACED = "not_placed"
+    """The scheduler chose a node for it and did not place it there."""
     NODE_DRAINED = "node_drained"
     """Its node was tainted or shut down, and ended it gracefully."""
     NODE_LOST = "node_lost"
@@ -57,6 +59,7 @@ PROBLEMS = frozenset(Cause) - {
     Cause.FINISHED,
     Cause.PREEMPTED,
     Cause.EVICTED,
+    Cause.NOT_PLACED,
     Cause.NODE_DRAINED,
 }
 """Causes that somebody may want to act on."""
@@ -113,6 +116,7 @@ _REASONS = {
     "NodeLost": (Cause.NODE_LOST, "its node stopped answering"),
     "ContainerStatusUnknown": (Cause.NODE_LOST, "its node lost track of it"),
     "Deleted": (Cause.DELETED, "deleted by someone else"),
+    "NotPlaced": (Cause.NOT_PLACED, ""),
     "ImagePullFailed": (Cause.IMAGE, ""),
     "StartError": (Cause.START_ERROR, "could not be started"),
     "ContainerCannotRun": (Cause.START_ERROR, "could not be started"),
@@ -126,7 +130,7 @@ _REJECTED = (
     "UnexpectedPodsLimit",
 )
 """Prefixes of the reasons with which a node rejects a pod that was placed on it."""
-_TELLS_MORE = (Cause.EVICTED, Cause.IMAGE, Cause.START_ERROR)
+_TELLS_MORE = (Cause.EVICTED, Cause.NOT_PLACED, Cause.IMAGE, Cause.START_ERROR)
 """For these causes, `log_tail` begins with the platform's own words."""
 _NO_NEWS = ("ContainerStatusUnknown", "Deleted")
 """Reasons that say nothing new if the master ended the process."""
