@@ -194,7 +194,7 @@ def test_a_float64_model_of_an_unbounded_vocabulary_is_exported_in_float64(tmp_p
 
 def test_loading_needs_nothing_of_this_package(tmp_path: Path) -> None:
     """In a fresh interpreter: the SavedModel, and the weights into what the user's unchanged
-    function makes.
+    function makes. Keras would import scikit-learn, and with it SciPy.
     """
     module = module_with(tmp_path, BOUNDED)
     ps_model = PsModel.build(module, {}, threshold_bytes=0, seed=1)
@@ -203,6 +203,7 @@ def test_loading_needs_nothing_of_this_package(tmp_path: Path) -> None:
     np.save(tmp_path / "ours.npy", expected(ps_model, module, dense, tables)["logit"])
     script = f"""
 import sys
+sys.modules["sklearn"] = None
 sys.path.insert(0, {str(tmp_path / "zoo")!r})
 import numpy as np, tensorflow as tf, made
 ids = tf.constant([[0, 1, 49], [2, 2, -1]], tf.int64)

@@ -36,7 +36,9 @@ RUN = {"bash": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-
 FORKS = r"""
 import gc, json, os, signal, sys, time
 from contextlib import suppress
+sys.modules["sklearn"] = None  # Keras would import it, and with it SciPy
 import keras, tensorflow
+del sys.modules["sklearn"]
 gc.freeze()  # programs then end sooner
 signal.signal(signal.SIGTERM, lambda *_: sys.exit())
 for line in sys.stdin:
