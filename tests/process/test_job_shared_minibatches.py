@@ -117,6 +117,7 @@ def by_plain_keras(features: Mapping[str, NDArray[Any]], labels: NDArray[Any]) -
     keras.config.set_dtype_policy(FLOATX)
     shared_steps = importlib.import_module("shared_steps")
     model = shared_steps.custom_model()
-    model.compile(optimizer=shared_steps.optimizer(), loss=shared_steps.loss)
+    # Eager: to compile so few steps takes longer than they do.
+    model.compile(optimizer=shared_steps.optimizer(), loss=shared_steps.loss, run_eagerly=True)
     model.fit(features, labels, batch_size=RECORDS, epochs=EPOCHS, verbose=0)
     return model.predict(features, batch_size=RECORDS, verbose=0)
