@@ -4,9 +4,8 @@ parameter servers on loopback, and the step of a ring with one member.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -238,21 +237,26 @@ def train_alike(case: Case, folder: Path) -> Curves:
     """Train the three from one set of initial values."""
     module = load(case.model_def)
     reader = open_data(module, folder / f"{case.train}.{case.suffix}", case.reader_params)
-    training = batches(module, reader, Task.TRAINING, case.size, case.epochs)
-    first = next(training)
-    features, _ = first
+    training = list(batches(module, reader, Task.TRAINING, case.size, case.epochs))
+    features, _ = training[0]
     ring = OnRing(module, case.params, features)
     servers = OnServers(module, case.params, features)
     plain = Plain(module, case.params, features)
     _begin_alike(ring.model, servers.model, plain.model)
     schedule = _schedule(module)
-    systems: Any = {"plain": plain, "ring": ring, "servers": servers}
-    losses: dict[str, list[float]] = {name: [] for name in systems}
+
+    def losses_of(system: Any) -> list[float]:
+        return [
+            system.train(*batch, schedule and schedule(number))
+            for number, batch in enumerate(training)
+        ]
+
+    with unoptimized_graphs():
+        losses = {"plain": losses_of(plain)}
+    losses["ring"] = losses_of(ring)
     with closing(Stage(2)) as stage:
         servers.begin(stage.pool())
-        for number, batch in enumerate(itertools.chain([first], training)):
-            for name, system in systems.items():
-                losses[name].append(system.train(*batch, schedule and schedule(number)))
+        losses["servers"] = losses_of(servers)
         reader = open_data(module, folder / f"{case.test}.{case.suffix}", case.reader_params)
         data = list(batches(module, reader, Task.EVALUATION, EVALUATED))
         on_servers = servers.evaluate(data)
@@ -263,6 +267,16 @@ def train_alike(case: Case, folder: Path) -> Curves:
     )
     metrics = evaluate(module, plain.model, data)
     return Curves(losses, metrics, on_servers, apart, len(servers.model.parameters.tables))
+
+
+@contextmanager
+def unoptimized_graphs() -> Iterator[None]:
+    """Have TensorFlow run graphs as traced: optimizing one takes longer than its few steps."""
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    try:
+        yield
+    finally:
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
 
 
 def _begin_alike(ring: keras.Model, servers: PsModel, plain: keras.Model) -> None:
