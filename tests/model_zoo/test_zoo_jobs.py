@@ -74,7 +74,7 @@ def test_deepfm_as_a_job_comes_near_the_planted_optimum(
         validation_data=folder / "test.npz",
         num_workers=2,
         num_ps_pods=2,
-        num_epochs=4,
+        num_epochs=2,
         minibatch_size=256,
         embedding_threshold_bytes=0,
     )
@@ -83,5 +83,5 @@ def test_deepfm_as_a_job_comes_near_the_planted_optimum(
     total = job.receipt()["total"]
     assert total["trained"] == total["expected"] > 0
     assert (total["lost"], total["repeated"]) == (0, 0)
-    # Asynchronous: between 0.775 and 0.79, by how stale gradients are on a busy machine.
+    # Asynchronous: about 0.79, by how stale gradients are on a busy machine.
     assert planted - 0.06 < job.final("auc") < planted + 0.005

@@ -57,7 +57,7 @@ CASES = (
         "digits_two_outputs",
         "digits",
         "npz",
-        epochs=3,
+        epochs=2,
         size=48,
         reaches={"digit_accuracy": 0.8, "even_accuracy": 0.7},
     ),
