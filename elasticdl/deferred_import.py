@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, final
 
 
 @contextmanager
-def executed_at_first_use(names: Collection[str], parts_of: Collection[str] = ()) -> Iterator[None]:
+def executed_at_first_use(
+    names: Collection[str],
+    parts_of: Collection[str] = (),
+    imported_now: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[None]:
     """In the body, an import of one of these modules makes it, but does not execute it.
 
     It is executed when one of its own names is first used. `parts_of`: so are the modules of these
-    packages. Absent modules are ignored.
+    packages. `imported_now` maps such a module to one that is imported when it is made. Absent
+    modules are ignored.
     """
-    finder = _Later(names, parts_of)
+    finder = _Later(names, parts_of, imported_now)
     sys.meta_path.insert(0, finder)
     try:
         yield
@@ -31,8 +37,10 @@ def executed_at_first_use(names: Collection[str], parts_of: Collection[str] = ()
 class _Later(MetaPathFinder):
     """Finds these modules, and has them executed later."""
 
-    def __init__(self, names: Collection[str], parts_of: Collection[str]) -> None:
-        self._names, self._parts_of = names, parts_of
+    def __init__(
+        self, names: Collection[str], parts_of: Collection[str], imported_now: Mapping[str, str]
+    ) -> None:
+        self._names, self._parts_of, self._imported_now = names, parts_of, imported_now
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -42,6 +50,8 @@ class _Later(MetaPathFinder):
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
             spec.loader = _AtFirstUse(spec.loader)
+            if (now := self._imported_now.get(fullname)) is not None:
+                importlib.import_module(now)
         return spec
 
 
@@ -52,9 +62,10 @@ class _AtFirstUse(Loader):
     importlib's LazyLoader does so when anybody reads its `__file__`. AutoGraph reads that of all
     modules, in each worker.
 
-    Only for a module whose execution imports nothing that sets an attribute of the same name in the
-    package above, such as `tensorflow.lite` beside `tensorflow._api.v2.lite`; and for no package
-    whose modules import it, as those of `requests` do.
+    Its execution must not import a module that takes its place as an attribute of a package, as
+    `tensorflow.lite` takes that of `tensorflow._api.v2.lite` in `tensorflow`, unless that one is
+    imported before (`imported_now`). Not for a package whose modules import it, as those of
+    `requests` do.
 
     The thread that executes the module holds its lock while it takes the import locks of what the
     module imports. So no module that it imports may use it while another thread imports that one.

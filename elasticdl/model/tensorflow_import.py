@@ -19,6 +19,8 @@ _LATER = frozenset(
         "keras._tf_keras.keras.wrappers",
         # Of the Keras that is a part of TensorFlow: a training loop of TensorFlow 1, with SciPy.
         "tensorflow.python.keras.engine.training_v1",
+        # With the schema of its files and an operation of its own.
+        "tensorflow._api.v2.lite",
         "tensorflow._api.v2.test",
         "tensorflow._api.v2.__internal__.test",
         "tensorflow._api.v2.__internal__.distribute.combinations",
@@ -27,11 +29,15 @@ _LATER = frozenset(
 )
 _PARTS_LATER = frozenset({"tensorflow._api.v2.compat.v1", "tensorflow._api.v2.compat.v2"})
 """Each is the whole public API once more, and has both once more as a part."""
+_NOW = {"tensorflow._api.v2.lite": "tensorflow.lite"}
+"""The first import of the package `tensorflow.lite` makes it `tf.lite`, so it must come before the
+module of the API does.
+"""
 
 
 def without_unused_parts() -> AbstractContextManager[None]:
     """In the body, an import of TensorFlow leaves out what jobs never use, until its first use."""
-    return executed_at_first_use(_LATER, _PARTS_LATER)
+    return executed_at_first_use(_LATER, _PARTS_LATER, _NOW)
 
 
 def load_tensorflow() -> None:

@@ -33,6 +33,7 @@ from elasticdl.model.tensorflow_import import load_tensorflow
 load_tensorflow()
 import tensorflow as tf
 LATER = (
+    "tensorflow.lite.python.lite",
     "tensorflow.python.framework.test_util",
     "tensorflow.python.tpu.tpu_embedding",
     "scipy",
@@ -127,7 +128,7 @@ def test_scikit_learn_is_imported_with_keras_by_those_only_who_use_its_wrappers(
 
 
 def test_parts_of_tensorflow_are_imported_by_those_only_who_use_them(tmp_path: Path) -> None:
-    words = ["False"] * 3 + ["global_variables"] + ["False"] * 3
+    words = ["False"] * 4 + ["global_variables"] + ["False"] * 4
     words += ["AdamOptimizer", "Model", "PreemptionCheckpointHandler", "TFLiteConverterV2"]
     words += ["TensorFlowTestCase", "Model", "get", "TPUEmbedding", "relu"]
     assert printed(TENSORFLOW, tmp_path) == [*words, "OpsSet", "get_strategy", "[]"]
