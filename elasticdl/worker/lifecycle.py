@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,10 +18,11 @@ from elasticdl.clock import Clock, SystemClock
 from elasticdl.cluster.local.machine import free_memory_bytes
 from elasticdl.cluster.role_environment import MASTER_AWAY_S, RoleEnvironment, step_threads
 from elasticdl.data.files import DataChanged
-from elasticdl.errors import UserError
+from elasticdl.errors import CannotRun, UserError
 from elasticdl.formatting import BUILDING, GIVING_PART, IMPORTING
 from elasticdl.job_choices import Strategy
 from elasticdl.model.bad_record_filter import BadRecords
+from elasticdl.model.horovod import horovod
 from elasticdl.model.tensorflow_import import load_tensorflow
 from elasticdl.on_train_end import ON_TRAIN_END
 from elasticdl.own_process import log_error, log_to_stderr
@@ -89,6 +91,16 @@ def preload() -> None:
     """
     log_to_stderr()
     import_tensorflow(threads=0)
+    import numpy.random  # noqa: F401 - the order of records is drawn with it
+
+
+def preload_ring() -> None:
+    """Import in a template what each member of a ring would import. As `preload`."""
+    preload()
+    import elasticdl.worker.ring.wiring  # noqa: F401
+
+    with suppress(CannotRun):  # the preflight refuses the job
+        horovod()
 
 
 class _Import(threading.Thread):
@@ -222,12 +234,13 @@ def work(
         return _work_on_ring(environment, client, link)
     from elasticdl.worker.pipeline.assignment import Assignment
     from elasticdl.worker.ps.wiring import assemble
-    from elasticdl.worker.ring.evaluation import assemble_local
 
     begin_s = time.monotonic()
     assignment = Assignment.of(environment.name, environment.job_dir, link.attached)
     with context.watch.starting(f"{IMPORTING}, or {BUILDING},", spec.model.model_zoo):
         if spec.training.distribution_strategy is Strategy.ALLREDUCE:
+            from elasticdl.worker.ring.evaluation import assemble_local
+
             worker = assemble_local(assignment, link.attached.restore_from, context)
         else:
             worker = assemble(assignment, link.parameters, context, link.turns)

@@ -478,7 +478,8 @@ def test_sixty_four_workers_at_once(tmp_path: Path, imported: Callable[[], list[
 def test_what_workers_import_may_be_forked() -> None:
     """It starts no thread of Python, and TensorFlow has neither context nor session."""
     program = (
-        "from elasticdl.worker.lifecycle import preload; preload(); import threading, sys, logging;"
+        "from elasticdl.worker.lifecycle import preload_ring; preload_ring();"
+        " import threading, sys, logging;"
         " from tensorflow.python.eager import context;"
         " print(threading.active_count(), context.context()._initialized,"
         " 'elasticdl.worker.main' in sys.modules, logging.getLogger('tensorflow').handlers)"

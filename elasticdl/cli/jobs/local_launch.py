@@ -29,7 +29,8 @@ from elasticdl.jobdir.supervisor_file import read_supervisor
 T = TypeVar("T")
 MASTER_COMMAND = (sys.executable, "-m", "elasticdl.master.main")
 WORKER_IMPORTS = ("elasticdl.worker.lifecycle:preload",)
-"""A name only: neither command nor supervisor imports TensorFlow."""
+RING_IMPORTS = ("elasticdl.worker.lifecycle:preload_ring",)
+"""Names only: neither command nor supervisor imports TensorFlow."""
 POLL_S = 0.5
 _LITTLE_BYTES = 64 * 1024
 """With less free space a master cannot record its outcome."""
@@ -137,10 +138,9 @@ class LocalRun:
             self.interrupt(why)
 
     def _start(self) -> SupervisorProcess:
+        imports = RING_IMPORTS if self._spec.trains_on_ring else WORKER_IMPORTS
         try:
-            self._supervisor = SupervisorProcess.start(
-                self._directory, MASTER_COMMAND, WORKER_IMPORTS
-            )
+            self._supervisor = SupervisorProcess.start(self._directory, MASTER_COMMAND, imports)
         except OSError as error:
             reason = f"{error.strerror or error}: {error.filename or sys.executable}"
             raise PermanentError(f"the job cannot be started: {reason}") from error
