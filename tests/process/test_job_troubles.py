@@ -1,5 +1,4 @@
-"""Two jobs that much happens to, and what must be true of each then: a worker killed and one sent
-away; a server killed, Ctrl-C, --resume.
+"""A job that loses a worker to a kill and one that is sent away, and what must be true of it then.
 
 One job for many sentences: most of a job's time is the start of its processes.
 """
@@ -10,7 +9,6 @@ import csv
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -36,7 +34,7 @@ LIMIT_S = 240.0
 until = partial(until_soon, every_s=0.2)
 """Each look reads the whole record of the job."""
 MINIBATCH = 16
-COPIES = 20
+COPIES = 12
 RECORDS = 2 * 150 * COPIES
 """Of two epochs.
 
@@ -57,51 +55,6 @@ class Paced(keras.callbacks.Callback):
 def callbacks():
     return [Paced(), keras.callbacks.CSVLogger("history.csv"), keras.callbacks.TensorBoard("board")]
 """
-
-
-@dataclass
-class Paced:
-    """Starts jobs that train slowly until they are told to hurry: how fast a machine is does not
-    decide what a test sees.
-    """
-
-    folder: Path
-    start_job: Callable[..., Job]
-
-    def start(self, *more: str, workers: int, **flags: object) -> Job:
-        return self.start_job(
-            "train",
-            *more,
-            model_zoo=self.folder,
-            model_def="iris_paced",
-            training_data=self.folder / "train.csv",
-            num_epochs=2,
-            num_workers=workers,
-            num_ps_pods=2,
-            minibatch_size=MINIBATCH,
-            sync=False,
-            envs=f"PACED_FOLDER={self.folder}",
-            tls="on",
-            **flags,
-        )
-
-    def hurry(self) -> None:
-        (self.folder / "hurry").touch()
-
-
-@pytest.fixture(scope="module")
-def make_paced(
-    tmp_path_factory: pytest.TempPathFactory, start_jobs: Callable[..., Job]
-) -> Callable[[], Paced]:
-    def make() -> Paced:
-        folder = tmp_path_factory.mktemp("zoo")
-        shutil.copy(ROOT / "model_zoo/iris.py", folder / "iris_paced.py")
-        with (folder / "iris_paced.py").open("a") as module:
-            module.write(MORE)
-        write_iris(folder / "train.csv", COPIES)
-        return Paced(folder, start_jobs)
-
-    return make
 
 
 def why(job: Job) -> dict[str, Any]:
@@ -169,13 +122,25 @@ def settled(status: dict[str, Any]) -> bool:
 
 
 @pytest.fixture(scope="module")
-def lost(make_paced: Callable[[], Paced]) -> Lost:
-    paced = make_paced()
-    job = paced.start(
-        workers=2,
-        validation_data=write_iris(paced.folder / "validation.csv"),
-        evaluation_steps=10,
-        tensorboard_log_dir=paced.folder / "curves",
+def lost(tmp_path_factory: pytest.TempPathFactory, start_jobs: Callable[..., Job]) -> Lost:
+    folder = tmp_path_factory.mktemp("zoo")
+    (folder / "iris_paced.py").write_text((ROOT / "model_zoo/iris.py").read_text() + MORE)
+    job = start_jobs(
+        model_zoo=folder,
+        model_def="iris_paced",
+        training_data=write_iris(folder / "train.csv", COPIES),
+        validation_data=write_iris(folder / "validation.csv"),
+        num_epochs=2,
+        num_workers=2,
+        num_ps_pods=2,
+        minibatch_size=MINIBATCH,
+        # A round is evaluated once a worker has trained the shards in its hands.
+        records_per_task=2 * MINIBATCH,
+        evaluation_steps=8,
+        sync=False,
+        tls="on",
+        envs=f"PACED_FOLDER={folder}",
+        tensorboard_log_dir=folder / "curves",
     )
     job.wait_until("both train", settled, LIMIT_S)
     job.wait_until(
@@ -205,7 +170,8 @@ def lost(make_paced: Callable[[], Paced]) -> Lost:
         lambda: [event for event in job.events() if event["cause"] == "drained"],
         LIMIT_S,
     )
-    paced.hurry()
+    # How fast a machine is does not decide what was seen until here.
+    (folder / "hurry").touch()
     code, output = job.finish(LIMIT_S)
     return Lost(
         job, code, output, prints, kill, kill["at"] - killed_at, shown, made_up, story, repeated
@@ -322,46 +288,3 @@ def test_one_history_and_one_set_of_curves_come_out_of_a_job_that_loses_workers(
     losses = [value for _, tag, value in points(curves_at / "train") if tag == "loss"]
     seen = [line["values"]["loss"] for line in job.metrics() if line["kind"] == "training"]
     assert losses == pytest.approx(seen) and len(losses) > 1, json.dumps(seen)
-
-
-def test_a_killed_server_comes_back_and_what_ctrl_c_stops_can_be_resumed(
-    make_paced: Callable[[], Paced],
-) -> None:
-    paced = make_paced()
-    job = paced.start(workers=1, checkpoint_steps=5)
-    job.wait_until("a checkpoint is there", lambda status: len(status["checkpoints"]) >= 1, LIMIT_S)
-    assert job.kill_one("ps", random.Random(2))
-    lost = until(
-        "the kill is told",
-        lambda: [one["process"] for one in exits(job) if "SIGKILL" in one["text"]],
-        LIMIT_S,
-    )
-    back = job.wait_until(
-        "the server is back", lambda status: ready_again(status, lost[0]), LIMIT_S
-    )
-    job.wait_until(
-        "more is trained",
-        lambda status: status["records"]["trained"] > back["records"]["trained"],
-        LIMIT_S,
-    )
-    job.process.send_signal(signal.SIGINT)
-    code, output = job.finish()
-    assert code == 130, output
-    assert "--resume" in output
-    before = job.receipt()["total"]
-    assert 0 < before["trained"] < RECORDS and before["lost"] == 0
-    assert why(job)["state"] == "stopped"
-    paced.hurry()
-    again = paced.start("--resume", workers=1, checkpoint_steps=1000, job_dir=job.directory)
-    code, output = again.finish()
-    assert code == 0, output
-    total = again.receipt()["total"]
-    assert (total["expected"], total["trained"], total["lost"]) == (RECORDS, RECORDS, 0)
-
-
-def ready_again(status: dict[str, Any], name: str) -> bool:
-    """The next incarnation of this server is ready."""
-    return any(
-        one["name"].startswith(f"{name}.") and one["state"] == "ready"
-        for one in status["processes"]
-    )
