@@ -14,7 +14,7 @@ from tests.waiting import until
 
 RECORDS = 1437
 """Of the digits to train on."""
-EPOCHS = 10
+EPOCHS = 6
 """Of paced jobs: at their pace they train for longer than a test waits for anything, and what is
 left takes seconds in a hurry.
 """

@@ -1,6 +1,6 @@
 """`digits` on a ring with SIGKILL of a random member, rank 0 included, about every five seconds.
 
-Among all tests one seed runs, an eighteenth as long, with at most three members and two kills.
+Among all tests one seed runs, a 36th as many steps, with at most three members and two kills.
 `make churn-ring` runs twenty whole ones, with up to twelve kills, and prints a line for each.
 """
 
@@ -18,12 +18,12 @@ from tests.conftest import ROOT, Job
 
 pytestmark = pytest.mark.process
 
-EPOCHS, MOST = (180, 12) if churn.SEEDS else (10, 2)
+EPOCHS, MOST = (180, 12) if churn.SEEDS else (5, 2)
 RECORDS = 1437
 WORKERS = ("1:2", "1:3", "1:4", "2:4") if churn.SEEDS else ("2:3",)
 EVERY_S = (3.5, 6.5)
 STEPS = EPOCHS * RECORDS // 32
-PACE_S = 0.0 if churn.SEEDS else 0.03
+PACE_S = 0.0 if churn.SEEDS else 0.06
 """The steps of the short job take 13 s at least."""
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import fcntl
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.commands import printed
 from tests.conftest import ROOT, Job
 from tests.ring.ring_jobs import finished, start
 
@@ -93,12 +92,7 @@ def waits(job: Job) -> list[str]:
 
 def said(verb: str, job: Job) -> str:
     """What the job waits for, as a verb of the command line prints it."""
-    command = [sys.executable, "-m", "elasticdl.cli.main", verb, "--job-dir", str(job.directory)]
-    done = subprocess.run(
-        [*command, "-o", "json"], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
+    answer = json.loads(printed(verb, "--job-dir", str(job.directory), "-o", "json"))
     if verb == "status":
         return "\n".join(answer["waiting"])
     return "\n".join(entry["text"] for entry in answer["entries"])
