@@ -203,11 +203,11 @@ def throttled(pid: int, share: float) -> Iterator[None]:
 def test_a_throttled_server_is_replaced_and_idle_workers_get_the_last_shards_of_a_slow_one(
     start_counting: Callable[..., Job], tmp_path: Path
 ) -> None:
-    variables = {"STEP_S": "0.1", "SLOW_WORKER": "worker-1", "SLOW_S": "4"}
+    variables = {"STEP_S": "0.2", "SLOW_WORKER": "worker-1", "SLOW_S": "4"}
     variables["HURRY_FILE"] = str(tmp_path / "hurry")
     # The others need at least 50 s before they hurry. The server is replaced after 30 to 40 s,
     # before worker-1 would be for its slowness.
-    job = start_counting(variables, num_ps_pods=2, num_epochs=4, checkpoint_seconds=0)
+    job = start_counting(variables, num_ps_pods=2, num_epochs=2, checkpoint_seconds=0)
     job.wait_until("an eighth is trained", in_training)
     with throttled(pid_of(job, "ps-1"), 0.05):
         job.wait_until(
@@ -219,6 +219,6 @@ def test_a_throttled_server_is_replaced_and_idle_workers_get_the_last_shards_of_
             lambda _: any(one["cause"] == "straggler" for one in facts(job, "process", "ps-1")),
         )
     (tmp_path / "hurry").touch()
-    check_each_record_counts_once(job, epochs=4)
+    check_each_record_counts_once(job, epochs=2)
     told = facts(job, "straggler", "worker-1")
     assert any("idle workers get" in one["text"] for one in told), job.events()

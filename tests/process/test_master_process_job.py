@@ -427,7 +427,7 @@ def test_a_stopped_job_drains_saves_and_goes_on_where_it_was_if_its_next_master_
 
 
 def test_a_second_signal_ends_the_job_at_once(start: Callable[..., Running]) -> None:
-    job = start(num_workers="2")
+    job = start(num_workers="1")
     job.hold()
     job.wait_for_status("work has begun", lambda status: status["records"]["trained"] >= 10)
     workers = job.pids("worker")
@@ -436,7 +436,7 @@ def test_a_second_signal_ends_the_job_at_once(start: Callable[..., Running]) -> 
     job.process.send_signal(signal.SIGINT)
     job.wait_for_status("the stop is known", lambda status: status["phase"] == "draining")
     job.process.send_signal(signal.SIGINT)
-    # A stop alone waits 30 s for the workers.
+    # A stop alone waits 30 s for the worker.
     assert job.finish(25.0) == ExitCode.INTERRUPTED
     assert not job.pids("")
     status = job.json("status.json")
@@ -554,11 +554,11 @@ def test_a_job_without_journal_and_checkpoint_starts_over(start: Callable[..., R
 def test_a_job_that_was_stopped_is_not_resumed_when_its_master_is_killed_meanwhile(
     start: Callable[..., Running], gap: bool
 ) -> None:
-    job = start(num_workers="2")
+    job = start(num_workers="1")
     job.hold()
     job.wait_for_status("work has begun", lambda status: status["records"]["trained"] >= 10)
     for pid in job.pids("worker").values():
-        os.kill(pid, signal.SIGSTOP)  # The stop waits for them.
+        os.kill(pid, signal.SIGSTOP)  # The stop waits for it.
     job.client().stop("enough")
     job.wait_for_status("the stop is known", lambda status: status["phase"] == "draining")
     _ = without_journal(job) if gap else job.kill_master()
