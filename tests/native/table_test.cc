@@ -163,15 +163,23 @@ void duplicates_are_found_and_summed() {
     CHECK(std::accumulate(sums.begin(), sums.end(), 0.0f) == static_cast<float>(ids.size() * dim));
   }
 }
+
+#if defined(__SANITIZE_THREAD__)
+constexpr bool kOnlyRaces = true;  // one thread has none, and looking for them takes ten times as long
+#else
+constexpr bool kOnlyRaces = false;
+#endif
 }  // namespace
 
 int main() {
-  every_length_and_rule_stays_in_its_arrays<float>(Scalar::FLOAT32);
-  every_length_and_rule_stays_in_its_arrays<double>(Scalar::FLOAT64);
-  a_large_table_keeps_every_row_in_little_memory();
-  what_is_not_there_is_refused();
-  duplicates_are_found_and_summed();
-  mappings_of_any_size_keep_to_themselves();
+  if (!kOnlyRaces) {
+    every_length_and_rule_stays_in_its_arrays<float>(Scalar::FLOAT32);
+    every_length_and_rule_stays_in_its_arrays<double>(Scalar::FLOAT64);
+    a_large_table_keeps_every_row_in_little_memory();
+    what_is_not_there_is_refused();
+    duplicates_are_found_and_summed();
+    mappings_of_any_size_keep_to_themselves();
+  }
   threads_see_whole_updates_and_views_whole_states();
   std::puts("all held");
 }
