@@ -127,3 +127,12 @@ def fake_nodes(place: TargetCluster) -> Iterator[None]:
         pytest.skip("simulated nodes need the tests' own cluster")
     with many_pods.fake_nodes(place):
         yield
+
+
+@pytest.fixture
+def two_fake_nodes(place: TargetCluster) -> Iterator[None]:
+    """Kubernetes takes no node for lost if all are. With these, it may lose the real one."""
+    if place.own is None:
+        pytest.skip("simulated nodes need the tests' own cluster")
+    with many_pods.fake_nodes(place, count=2):
+        yield

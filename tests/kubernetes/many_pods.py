@@ -32,14 +32,20 @@ LIVE = ("Pending", "Running")
 TAINT = {"key": SELECTOR, "value": "fake", "effect": "NoSchedule"}
 STAGES = (
     "node/fast/node-initialize",
-    "node/heartbeat/node-heartbeat",
+    "node/heartbeat-with-lease/node-heartbeat-with-lease",
     "pod/fast/pod-ready",
 )
+LEASE_S = 24
+"""KWOK renews a node's Lease after a quarter of this. The tests' own cluster takes a node for lost
+after 15 s without: then the API server would only record that nodes go and come back.
+"""
 AT_ONCE = "stage/pod/fast/pod-delete.yaml"
 
 
 @contextlib.contextmanager
-def fake_nodes(place: TargetCluster, deletion: Path | None = None) -> Iterator[None]:
+def fake_nodes(
+    place: TargetCluster, deletion: Path | None = None, count: int = NODES
+) -> Iterator[None]:
     """Nodes of the tests' own cluster that start no processes.
 
     `deletion`: KWOK's stage that ends a deleted pod. Without it, pods end at once.
@@ -52,10 +58,11 @@ def fake_nodes(place: TargetCluster, deletion: Path | None = None) -> Iterator[N
     kwok = [programs / "kwok", "--kubeconfig", place.kubeconfig, *stages]
     # It ends with us, however that is: it is not in the namespaces that end with the cluster.
     command = ["setpriv", "--pdeathsig", "KILL", *kwok, "--manage-all-nodes=false", chosen]
+    command += [f"--node-lease-duration-seconds={LEASE_S}"]
     child = subprocess.Popen(
         [*map(str, command)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    names = [f"fake-{index}" for index in range(NODES)]
+    names = [f"fake-{index}" for index in range(count)]
     nodes = {"apiVersion": "v1", "kind": "List", "items": [_node(name) for name in names]}
     try:
         place.kubectl("create", "-f", "-", text=json.dumps(nodes))

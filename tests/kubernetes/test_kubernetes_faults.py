@@ -279,7 +279,7 @@ def test_an_image_that_cannot_be_pulled_is_told_while_waiting_and_given_up_withi
     unpullable.result(LIMIT_S)
 
 
-@pytest.mark.usefixtures("fake_nodes")
+@pytest.mark.usefixtures("two_fake_nodes")
 def test_a_node_that_falls_silent_is_told_as_lost_and_comes_back(
     run: Callable[..., None], place: TargetCluster
 ) -> None:

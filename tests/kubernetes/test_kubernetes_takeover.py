@@ -29,9 +29,8 @@ from tests.waiting import until
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]
 
 
-@pytest.mark.usefixtures("fake_nodes")
+@pytest.mark.usefixtures("two_fake_nodes")
 def test_masters_end_in_every_way_and_nothing_else_restarts(jobs: Jobs) -> None:
-    """The nodes that pretend are there because Kubernetes takes no node for lost if all are."""
     jobs.make_data("digits")
     job = jobs.submit(
         "masters",
