@@ -249,10 +249,12 @@ void packed_weights_come_back_and_malformed_ones_do_no_harm() {
 }  // namespace
 
 int main() {
-  what_takes_the_least_time_is_chosen();
   packed_frames_carry_the_same_bits();
   packed_frames_serve_servers_without_dense_weights();
-  packed_ids_come_back_and_malformed_ones_do_not();
-  packed_weights_come_back_and_malformed_ones_do_no_harm();
+  if (!kOnlyRaces) {
+    what_takes_the_least_time_is_chosen();
+    packed_ids_come_back_and_malformed_ones_do_not();
+    packed_weights_come_back_and_malformed_ones_do_no_harm();
+  }
   std::puts("all held");
 }

@@ -163,12 +163,6 @@ void duplicates_are_found_and_summed() {
     CHECK(std::accumulate(sums.begin(), sums.end(), 0.0f) == static_cast<float>(ids.size() * dim));
   }
 }
-
-#if defined(__SANITIZE_THREAD__)
-constexpr bool kOnlyRaces = true;  // one thread has none, and looking for them takes ten times as long
-#else
-constexpr bool kOnlyRaces = false;
-#endif
 }  // namespace
 
 int main() {
