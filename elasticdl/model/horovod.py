@@ -12,9 +12,12 @@ from elasticdl.formatting import amount
 
 def horovod() -> ModuleType:
     """Import Horovod and return it. Raises CannotRun if it is missing or does not fit."""
+    from tensorflow.errors import OpError
+
     try:
         import horovod.tensorflow
-    except ImportError as error:
+    # Not only an ImportError: its libraries are loaded meanwhile.
+    except (ImportError, OSError, OpError) as error:
         raise CannotRun(
             f"AllreduceStrategy needs Horovod, but its import failed: {error}",
             hint=(

@@ -22,6 +22,7 @@ from elasticdl.cluster.kubernetes.creating import Creator
 from elasticdl.cluster.kubernetes.job_objects import services
 from elasticdl.cluster.kubernetes.planning import job_object, pod_plan
 from elasticdl.cluster.kubernetes.plans import Owner
+from elasticdl.cluster.kubernetes.pods import NOT_PLACED
 from elasticdl.cluster.kubernetes.worker_places import WorkerPlaces
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
@@ -32,7 +33,7 @@ SLOTS = many_pods.NODES * 2
 """A node has 32 cores."""
 LIMIT_S = 90.0
 NOMINATED_S = 20.0
-"""Pods that were preempted go at once here."""
+"""Preempted pods go at once here: a pod that waits longer for its node was forgotten."""
 _COMMAND = ("true",)
 
 
@@ -54,7 +55,9 @@ def _nothing(_: ProcessEvent) -> None:
 
 @dataclass
 class SharingJob:
-    """Pods of one job. `preempted` counts the ends of pods that nobody asked for."""
+    """Pods of one job. `preempted` counts the ends of pods that nobody asked for and that were
+    placed.
+    """
 
     spec: JobSpec
     cluster: KubernetesCluster
@@ -71,7 +74,7 @@ class SharingJob:
         async for event in self.cluster.observe():
             self.heard(event)
             if isinstance(event, ProcessExited) and not event.exit_status.asked:
-                self.preempted += 1
+                self.preempted += event.exit_status.reason != NOT_PLACED
                 self.causes += event.exit_status.conditions
                 name = replace(event.name, incarnation=event.name.incarnation + 1)
                 await self.cluster.create(ProcessSpec(name, _COMMAND))

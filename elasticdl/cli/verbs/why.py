@@ -109,7 +109,7 @@ _MEANINGS = {
     "drained": "left when asked",
     "preempted": "displaced by a pod of higher priority",
     "evicted": "node short of resources or being emptied",
-    "not_placed": "no room came on the node that the scheduler chose",
+    "not_placed": "not placed on the node that the scheduler chose",
     "node_drained": "node being emptied",
     "fenced": "replaced, then refused",
     "straggler": "far slower than the others, or without progress for long",

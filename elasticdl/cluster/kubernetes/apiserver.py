@@ -144,19 +144,24 @@ class ApiServer:
             return False
         return True
 
-    async def delete(self, path: str, options: Json | None = None, *, uid: str = "") -> None:
+    async def delete(
+        self, path: str, options: Json | None = None, *, uid: str = "", version: str = ""
+    ) -> None:
         """Delete an object, which may be gone; `options` are DeleteOptions.
 
-        With a `uid`, an object of that name with another one stays. Raises ApiRefused.
+        With a `uid`, an object of that name with another one stays. Raises ApiRefused, with code
+        409 for an object that no longer has the `resourceVersion` `version`.
         """
         whole = {"apiVersion": "v1", "kind": "DeleteOptions", **(options or {})}
         if uid:
             whole["preconditions"] = {"uid": uid}
+        if version:
+            whole.setdefault("preconditions", {})["resourceVersion"] = version
         try:
             await self._json("DELETE", path, None, whole)
         except ApiRefused as refused:
-            # Only with a precondition does a conflict mean that the object has gone.
-            if refused.status.code not in ((404, 409) if uid else (404,)):
+            # Only with the precondition of a uid does a conflict mean that the object has gone.
+            if refused.status.code not in ((404, 409) if uid and not version else (404,)):
                 raise
 
     async def replace(self, path: str, body: Json) -> Json:

@@ -70,7 +70,7 @@ class ClusterOptions:
     overdue_s: float = OVERDUE_S
     """How long after its grace an unfinished pod is considered lost with its node."""
     nominated_s: float = NOMINATED_LIMIT_S
-    """How long a pod may wait for room on the node that the scheduler chose for it."""
+    """How long a pod may wait on the node that the scheduler chose for it."""
     logs: Path | None = None
     """Directory of the log files; None: keep no logs."""
     places: WorkerPlaces = field(default_factory=WorkerPlaces)
@@ -344,7 +344,7 @@ class KubernetesCluster:
         while True:
             await asyncio.sleep(_TEND_S)
             for life in self._tracker.hopeless():
-                self._spawn(self._delete_life(life, 1))
+                self._spawn(self._give_up(life))
             for life in self._tracker.overstaying():
                 self._spawn(self._delete_life(life, 0))
             for life in self._tracker.lost():
@@ -354,11 +354,20 @@ class KubernetesCluster:
                 )
                 self._bus.post(ProcessExited(life.name, lost))
 
-    async def _delete_life(self, life: Life, grace_s: int) -> None:
-        await self._delete(str(life.pod["metadata"]["name"]), uid(life.pod), grace_s)
+    async def _give_up(self, life: Life) -> None:
+        # A pod that was not placed when this master last saw it may run by now.
+        version = str(life.pod["metadata"]["resourceVersion"]) if life.not_placed else ""
+        if not await self._delete_life(life, 1, version):
+            life.given_up = None
 
-    async def _delete(self, name: str, identity: str, grace_s: int) -> None:
-        """Repeat the request until the server has received it.
+    async def _delete_life(self, life: Life, grace_s: int, version: str = "") -> bool:
+        return await self._delete(
+            str(life.pod["metadata"]["name"]), uid(life.pod), grace_s, version
+        )
+
+    async def _delete(self, name: str, identity: str, grace_s: int, version: str = "") -> bool:
+        """Repeat the request until the server has received it; False if it has not, or if the pod
+        no longer has that `resourceVersion`.
 
         A grace of 0 removes the pod at once, while its process may run on.
         """
@@ -367,8 +376,9 @@ class KubernetesCluster:
             async with asyncio.timeout(DELETE_LIMIT_S):
                 while True:
                     try:
-                        await self._api.delete(path, {"gracePeriodSeconds": grace_s}, uid=identity)
-                        return
+                        options = {"gracePeriodSeconds": grace_s}
+                        await self._api.delete(path, options, uid=identity, version=version)
+                        return True
                     except ApiAway as away:
                         _LOG.info("%s: %s; retrying", path, away.message)
                         await asyncio.sleep(away.retry_after_s)
@@ -377,7 +387,9 @@ class KubernetesCluster:
                 "cannot delete %s: the API server was unreachable for %g s", name, DELETE_LIMIT_S
             )
         except ApiRefused as refused:
-            _LOG.error("the cluster refuses to delete %s: %s", name, refused.message)
+            if not (version and refused.status.code == 409):
+                _LOG.error("the cluster refuses to delete %s: %s", name, refused.message)
+        return False
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.ensure_future(work)

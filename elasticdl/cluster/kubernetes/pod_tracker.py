@@ -17,6 +17,7 @@ from elasticdl.cluster.event_bus import EventBus
 from elasticdl.cluster.kubernetes.labels import CHECK, ROLE_LABEL
 from elasticdl.cluster.kubernetes.pods import (
     DELETED,
+    NOT_PLACED,
     Nomination,
     Pod,
     Trouble,
@@ -40,10 +41,10 @@ START_PROBLEM_LIMIT_S = 40.0
 
 After that, the registry's or node's message is reported as the end of the process.
 """
-NOMINATED_LIMIT_S = 300.0
-"""How long a pod may wait for room on the node that the scheduler chose for it.
+NOMINATED_LIMIT_S = 360.0
+"""How long a pod may wait on the node that the scheduler chose for it.
 
-As long as the scheduler's own limit, after which it tries most pods again.
+Longer than the scheduler waits until it tries pods again: 5 minutes, looked at every 30 s.
 """
 OVERDUE_S = 30.0
 """A node ends a pod within its grace and a little more; after that it is considered lost."""
@@ -84,6 +85,11 @@ class Life:
     """The earliest requested end."""
     force_at_s: float | None = None
     """When to force the deletion, since the node does not learn of the earlier end."""
+
+    @property
+    def not_placed(self) -> bool:
+        """Whether the pod is being given up because the scheduler does not place it."""
+        return self.given_up is not None and self.given_up.lasting == NOT_PLACED
 
     def exit_status(self) -> ExitStatus:
         """How it ended, with what only this process knows."""
@@ -240,17 +246,17 @@ class PodTracker:
         return ended
 
     def hopeless(self) -> list[Life]:
-        """Pods to give up, because their image, their container or room on the node that was chosen
-        for them was unavailable for too long.
+        """Pods to give up: their image or container was unavailable for too long, or the scheduler
+        did not place them where it made room for them.
 
-        Each once.
+        Each once, unless its `given_up` is taken back.
         """
         now_s = self._clock.now_s()
         waiting = [
             life
             for life in self._lives.values()
-            if (life.in_trouble_since_s is not None or life.nomination.node)
-            and life.given_up is None
+            if life.given_up is None
+            and (life.in_trouble_since_s is not None or (life.nomination.node and not life.asked))
         ]
         for life in waiting:
             if life.in_trouble_since_s is None:
@@ -309,6 +315,8 @@ class PodTracker:
                 key=lambda known: len(known.text),
             )
         life.nomination.look(life.pod, now_s)
+        if not life.nomination.node and life.not_placed:
+            life.given_up = None
         if "deletionTimestamp" in metadata:
             due_s = now_s + float(metadata.get("deletionGracePeriodSeconds") or 0)
             # Every event repeats the deletion; only the first one says when it began.

@@ -24,6 +24,7 @@ DELETED = "Deleted"
 
 `causes.py` of the master knows them.
 """
+_OWN_SCHEDULER = "default-scheduler"
 _IMAGE_REASONS = frozenset(
     (
         "ErrImagePull",
@@ -55,10 +56,11 @@ class Trouble:
 
 @dataclass(slots=True)
 class Nomination:
-    """The node on which the scheduler makes room for a pod, and since when; '' for none.
+    """The node on which Kubernetes' own scheduler makes room for a pod, and since when.
 
-    Pods that it preempts leave within their grace. The scheduler may forget a pod that it chose a
-    node for, until some other pod ends (kubernetes/kubernetes#141694); it tries a new one at once.
+    `node` is '' if there is none. Pods that it preempts leave within their grace. It may forget a
+    pod that it chose a node for, until some other pod ends (kubernetes/kubernetes#141694); it tries
+    a new one at once. Other schedulers may have a pod wait there for good reasons.
     """
 
     node: str = ""
@@ -66,8 +68,9 @@ class Nomination:
 
     def look(self, pod: Pod, now_s: float) -> None:
         """Take in the pod's state."""
-        placed = (pod.get("spec") or {}).get("nodeName")
-        node = "" if placed else str(_status(pod).get("nominatedNodeName") or "")
+        spec = pod.get("spec") or {}
+        waits = not spec.get("nodeName") and spec.get("schedulerName") in (None, _OWN_SCHEDULER)
+        node = str(_status(pod).get("nominatedNodeName") or "") if waits else ""
         if node != self.node:
             self.node, self.since_s = node, now_s
 
@@ -216,6 +219,8 @@ def no_room(pod: Pod) -> str:
     """Why no node has room for it, from the scheduler; '' if that is not so."""
     if (pod.get("spec") or {}).get("nodeName"):
         return ""
+    if _status(pod).get("nominatedNodeName"):
+        return "the scheduler makes room for it"
     for condition in _status(pod).get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return f"no node has room for it: {condition.get('message') or condition.get('reason')}"

@@ -60,8 +60,8 @@ _OUTPUT_BYTES: Final = 8 << 20
 class PreflightPodLimits:
     """Limits and intervals, in seconds.
 
-    `place_s`: how long a pod may wait for its place. `nominated_s`: how long for room on the node
-    that the scheduler chose. `quiet_s`: a shorter wait is not worth a word. `start_problem_s`: how
+    `place_s`: how long a pod may wait for its place. `nominated_s`: how long on the node that the
+    scheduler chose for it. `quiet_s`: a shorter wait is not worth a word. `start_problem_s`: how
     long its image may be unavailable. `most_lost`: how many pods may be lost.
     """
 
@@ -255,7 +255,7 @@ class PreflightPod:
                 exit_code=ExitCode.USAGE,
             )
         elif cause in _LOST or cause in (Cause.IMAGE, Cause.START_ERROR):
-            self._error = ClusterRefused(f"{_POD} ended: {text}{_detail(status)}")
+            self._error = ClusterRefused(f"{_POD} ended: {text}{_detail(status, text)}")
         elif status.signal is not None:
             self._end = f"signal {signal.Signals(status.signal).name}"
         else:
@@ -287,8 +287,8 @@ def _cannot_start(problem: Trouble) -> ClusterRefused:
     )
 
 
-def _detail(status: ExitStatus) -> str:
-    return f": {status.log_tail}" if status.log_tail else ""
+def _detail(status: ExitStatus, text: str) -> str:
+    return f": {status.log_tail}" if status.log_tail not in text else ""
 
 
 @asynccontextmanager
