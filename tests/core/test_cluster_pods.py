@@ -440,6 +440,29 @@ def test_a_pod_for_which_the_scheduler_does_something_is_not_given_up(then: dict
     assert tracked.tracker.hopeless() == []
 
 
+def test_a_pod_that_is_placed_after_all_is_not_given_up_for_what_comes_later() -> None:
+    tracked = Tracked()
+    tracked.tracker.changed(pod(node="", nominatedNodeName="node7"))
+    tracked.clock.advance(NOMINATED_LIMIT_S + 1)
+    assert tracked.tracker.hopeless() != []
+    tracked.tracker.changed(pod(RUNNING))
+    ended = tracked.tracker.gone(pod(terminated(137, "ContainerStatusUnknown")))
+    assert ended is not None
+    assert verdict_of(ended.exit_status()).cause is Cause.NODE_LOST
+
+
+def test_a_pod_that_is_asked_to_end_or_that_another_scheduler_places_is_not_given_up() -> None:
+    tracked = Tracked()
+    ours, theirs = (pod(node="", uid=uid, nominatedNodeName="node7") for uid in "uv")
+    theirs["spec"]["schedulerName"] = "volcano"
+    theirs["metadata"]["labels"] = labels("job", ProcessName(Role.WORKER, 1))
+    for one in (ours, theirs):
+        tracked.tracker.changed(one)
+    tracked.tracker.ask(W0, 30)
+    tracked.clock.advance(NOMINATED_LIMIT_S + 1)
+    assert tracked.tracker.hopeless() == []
+
+
 def test_a_deletion_that_we_asked_for_is_not_somebodys() -> None:
     tracked = Tracked()
     tracked.tracker.changed(pod(RUNNING))
