@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeAlias, final
+from typing import Any, TypeAlias, final
 
 from elasticdl.clock import Clock, SystemClock
 from elasticdl.cluster.base import (
@@ -112,7 +112,7 @@ class KubernetesCluster:
         """Of servers whose pods are being created. Each ends with the limit of a creation."""
         self._whole = asyncio.Event()
         self._standing: list[asyncio.Task[None]] = []
-        self._beside: set[asyncio.Task[None]] = set()
+        self._beside: set[asyncio.Task[object]] = set()
         self._ended: dict[str, Life] = {}
         """Existing pods of ended processes, by uid, the oldest first."""
         self._telling: set[str] = set()
@@ -391,12 +391,12 @@ class KubernetesCluster:
                 _LOG.error("the cluster refuses to delete %s: %s", name, refused.message)
         return False
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, work: Coroutine[None, None, object]) -> None:
         task = asyncio.ensure_future(work)
         self._beside.add(task)
         task.add_done_callback(self._finished)
 
-    def _finished(self, task: asyncio.Task[None]) -> None:
+    def _finished(self, task: asyncio.Task[Any]) -> None:
         self._beside.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _LOG.error("a task of the cluster failed", exc_info=error)
