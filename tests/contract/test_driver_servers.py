@@ -201,7 +201,8 @@ def test_a_server_that_cannot_save_ends_the_pauses_of_the_others(stage: Stage) -
     snapshots = Snapshots(stage.roster, CutLimits(save_s=10.0))
     with pytest.raises(TransientError, match="Save was told to fail"):
         stage.call(snapshots.save(SnapshotId(6), "/checkpoints/making", pause_s=30.0))
-    assert stage.servers[PS[1]].calls == ["Save", "Hurry"]
+    # Either may arrive first: a view that was hurried stays so.
+    assert sorted(stage.servers[PS[1]].calls) == ["Hurry", "Save"]
 
 
 def test_a_view_is_dropped_everywhere_though_one_server_fails_for_a_moment(stage: Stage) -> None:
