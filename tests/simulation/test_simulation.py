@@ -28,7 +28,7 @@ pytestmark = pytest.mark.core
 
 RANDOM = 30
 """Jobs with new seeds: 3 s of CPU, as a rule."""
-FIXED = 10
+FIXED = 5
 
 
 def check(seen: Seen) -> None:
