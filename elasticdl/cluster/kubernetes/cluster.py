@@ -357,8 +357,8 @@ class KubernetesCluster:
     async def _give_up(self, life: Life) -> None:
         # A pod that was not placed when this master last saw it may run by now.
         version = str(life.pod["metadata"]["resourceVersion"]) if life.not_placed else ""
-        if not await self._delete_life(life, 1, version):
-            life.given_up = None
+        if not await self._delete_life(life, 1, version) and life.not_placed:
+            self._tracker.wait_again(life)
 
     async def _delete_life(self, life: Life, grace_s: int, version: str = "") -> bool:
         return await self._delete(

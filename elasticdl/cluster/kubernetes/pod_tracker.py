@@ -249,7 +249,7 @@ class PodTracker:
         """Pods to give up: their image or container was unavailable for too long, or the scheduler
         did not place them where it made room for them.
 
-        Each once, unless its `given_up` is taken back.
+        Each once, unless the tracker is to `wait_again`.
         """
         now_s = self._clock.now_s()
         waiting = [
@@ -264,6 +264,10 @@ class PodTracker:
             elif now_s > life.in_trouble_since_s + START_PROBLEM_LIMIT_S:
                 life.given_up = life.trouble
         return [life for life in waiting if life.given_up is not None]
+
+    def wait_again(self, life: Life) -> None:
+        """Give a pod that was not placed, and could not be deleted, as much time again."""
+        life.given_up, life.nomination.since_s = None, self._clock.now_s()
 
     def overstaying(self) -> list[Life]:
         """Pods whose deletion to force; each once."""
