@@ -50,6 +50,14 @@ def volume(place: TargetCluster, namespace: str, folder: Path) -> Iterator[None]
     make(place, "PersistentVolume", {"name": name}, common | source)
     asked = {"volumeName": name, "resources": {"requests": {"storage": "1Gi"}}}
     make(place, "PersistentVolumeClaim", {"name": CLAIM, "namespace": namespace}, common | asked)
+
+    def bound() -> bool:
+        claim = place.read("persistentvolumeclaims", CLAIM, namespace=namespace)
+        return bool(claim["status"].get("phase") == "Bound")
+
+    # A scheduler that hears of a pod before it hears of its volume may not try it again for 5
+    # minutes.
+    until_seen("the claim is bound", bound, CALL_LIMIT_S)
     try:
         yield
     finally:

@@ -10,7 +10,6 @@ import os
 import re
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from elasticdl.cluster.kubernetes.labels import CHECK, master_selector
 from elasticdl.errors import ExitCode
 from elasticdl.tls.authority import Authority
 from model_zoo import make_data
-from tests.kubernetes.jobs import JOB_LIMIT_S
+from tests.kubernetes.jobs import JOB_LIMIT_S, volume
 from tests.kubernetes.target_cluster import TargetCluster
 from tests.waiting import until
 
@@ -134,31 +133,13 @@ def ground(
             " their own has"
         )
     folder = tmp_path / "volume"
-    folder.mkdir()
-    for shared in (folder, *list(tmp_path.parents)[:2]):
-        shared.chmod(0o777)
-    volume = f"data-{uuid.uuid4().hex[:8]}"
-    common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
-    source = {
-        "hostPath": {"path": str(folder)},
-        "capacity": {"storage": "1Gi"},
-        "claimRef": {"name": "data", "namespace": namespace},
-    }
-    objects = [
-        {"kind": "PersistentVolume", "metadata": {"name": volume}, "spec": {**common, **source}},
-        {
-            "kind": "PersistentVolumeClaim",
-            "metadata": {"name": "data", "namespace": namespace},
-            "spec": {**common, "volumeName": volume, "resources": {"requests": {"storage": "1Gi"}}},
-        },
-    ]
-    for one in objects:
-        place.create({"apiVersion": "v1", **one})
     place.kubectl(
         "-n", namespace, "create", "-f", "-", text=(ROOT / "docker/rbac.yaml").read_text()
     )
-    yield Ground(place, namespace, elasticdl_image, folder)
-    place.delete("persistentvolumes", volume)
+    with volume(place, namespace, folder):
+        for shared in list(tmp_path.parents)[:2]:
+            shared.chmod(0o777)
+        yield Ground(place, namespace, elasticdl_image, folder)
 
 
 def iris(ground: Ground, copies: int) -> str:
