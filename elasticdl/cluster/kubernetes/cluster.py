@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias, final
+from typing import TypeAlias, final
 
 from elasticdl.clock import Clock, SystemClock
 from elasticdl.cluster.base import (
@@ -396,7 +396,7 @@ class KubernetesCluster:
         self._beside.add(task)
         task.add_done_callback(self._finished)
 
-    def _finished(self, task: asyncio.Task[Any]) -> None:
+    def _finished(self, task: asyncio.Task[object]) -> None:
         self._beside.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _LOG.error("a task of the cluster failed", exc_info=error)

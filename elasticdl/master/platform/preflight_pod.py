@@ -50,7 +50,7 @@ from elasticdl.master.core.processes.causes import PLATFORM, Cause, verdict_of
 _LOG = logging.getLogger(__name__)
 MakePod: TypeAlias = Callable[[int], Json]
 """The pod of the first, second, … attempt."""
-_LOST: Final = PLATFORM - {Cause.OUT_OF_MEMORY} | {Cause.NOT_PLACED}
+_LOST: Final = PLATFORM - {Cause.OUT_OF_MEMORY}
 """Ends that say nothing of the model: another pod checks it."""
 _POD: Final = "the pod that checks model and data"
 _OUTPUT_BYTES: Final = 8 << 20

@@ -68,6 +68,7 @@ PLATFORM = frozenset(
         Cause.OUT_OF_MEMORY,
         Cause.PREEMPTED,
         Cause.EVICTED,
+        Cause.NOT_PLACED,
         Cause.NODE_DRAINED,
         Cause.NODE_LOST,
         Cause.DELETED,
