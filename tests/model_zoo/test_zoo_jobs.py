@@ -83,5 +83,5 @@ def test_deepfm_as_a_job_comes_near_the_planted_optimum(
     total = job.receipt()["total"]
     assert total["trained"] == total["expected"] > 0
     assert (total["lost"], total["repeated"]) == (0, 0)
-    # Asynchronous: about 0.79, by how stale gradients are on a busy machine.
+    # Asynchronous: about 0.79. It depends on how stale gradients are on a busy machine.
     assert planted - 0.06 < job.final("auc") < planted + 0.005

@@ -78,7 +78,8 @@ class Nomination:
         """Why the pod is to be given up; None if it is not."""
         if not self.node or now_s <= self.since_s + limit_s:
             return None
-        text = f"the scheduler chose node {self.node} and did not place it there in {limit_s:g} s"
+        chosen = f"the scheduler chose node {self.node} for it"
+        text = f"{chosen}, and did not place it there within {limit_s:g} s"
         return Trouble(text, NOT_PLACED)
 
 
