@@ -45,59 +45,81 @@ for variable in [one for one in os.environ if one.startswith(("MLFLOW_", "OTEL_"
     del os.environ[variable]
 
 
-LONG = (
+WAITING = (
+    "test_remote_data.py",
+    "test_master_in_pod.py",
+    "test_job_stragglers.py",
+    "test_cli_jobs.py",
+    "test_job_address.py",
+    "test_ps_leaving.py",
+    "test_preflight_pod.py",
+    "test_job_remote.py",
+    "test_ps_steps.py",
+    "test_supervisor.py",
+    "test_job_server_kills.py",
+    "test_embedding_keras.py",
+    "test_load_master.py",
+    "test_rpc_checks.py",
+    "test_job_stalls.py",
+    "test_kept_pushes.py",
+    "test_submit_cannot_start.py",
+    "test_fates_in_a_job.py",
+    "test_master_process_preflight.py",
+    "test_cli_dashboard.py",
+    "test_job_input.py",
+    "test_kubernetes_resources.py",
+    "test_cluster_reflector.py",
+    "test_bulk_native.py",
+    "test_cluster_creating.py",
+    "test_cluster_not_placed.py",
+    "test_ps_pushes.py",
+    "test_why_verb.py",
+)
+"""Files whose tests mostly wait, those that wait longest first. They begin while the tests on
+Kubernetes still run beside them: once those have ended, only what computes keeps all cores busy.
+"""
+COMPUTING = (
     "test_zoo_models.py",
     "test_simulation.py",
     "test_master_process_job.py",
-    "test_cli_jobs.py",
-    "test_job_master_kills.py",
-    "test_job_stragglers.py",
-    "test_job_sync.py",
-    "test_ring_step.py",
-    "test_docs_examples.py",
-    "test_preflight_process.py",
-    "test_bulk_native.py",
-    "test_job_troubles.py",
-    "test_job_server_kills.py",
-    "test_embedding_keras.py",
-    "test_master_in_pod.py",
-    "test_ps_steps.py",
-    "test_prepare_script.py",
     "test_page_live.py",
-    "test_remote_data.py",
-    "test_supervisor.py",
-    "test_zoo_jobs.py",
+    "test_job_sync.py",
+    "test_job_master_kills.py",
+    "test_docs_examples.py",
     "test_ring_jobs.py",
-    "test_job_remote.py",
-    "test_ps_process.py",
-    "test_job_input.py",
-    "test_cli_dashboard.py",
-    "test_job_churn.py",
-    "test_job_shared_minibatches.py",
-    "test_ring_members.py",
     "test_ring_virtual.py",
+    "test_ring_repeated_ids.py",
+    "test_ring_fuzz.py",
     "test_ring_churn.py",
     "test_job_runs.py",
-    "test_job_scaling.py",
-    "test_master_process_preflight.py",
-    "test_ring_fuzz.py",
-    "test_notebook_example.py",
-    "test_job_stalls.py",
-    "test_job_address.py",
+    "test_ring_members.py",
+    "test_preflight_process.py",
     "test_wheel.py",
-    "test_ring_stalls.py",
-    "test_load_master.py",
-    "test_preflight_pod.py",
-    "test_job_fuzz.py",
-    "test_worker_in_job.py",
-    "test_trackers.py",
-    "test_cluster_contract.py",
-    "test_data_reader_contract.py",
+    "test_zoo_jobs.py",
+    "test_model_training.py",
     "test_ring_callbacks.py",
-    "test_ps_leaving.py",
+    "test_ps_process.py",
+    "test_job_troubles.py",
+    "test_job_churn.py",
+    "test_ring_step.py",
+    "test_job_fuzz.py",
+    "test_unusual_modules.py",
+    "test_notebook_example.py",
+    "test_ring_stalls.py",
+    "test_prepare_script.py",
+    "test_job_scaling.py",
+    "test_model_export.py",
+    "test_trackers.py",
+    "test_job_shared_minibatches.py",
+    "test_job_late_losses.py",
+    "test_ring_loss_scale.py",
+    "test_cluster_contract.py",
+    "test_cli_completion.py",
+    "test_cli_api.py",
+    "test_cluster_template.py",
 )
-"""The longest files first, by the time that they took in a whole run: what begins last should be
-short, so that all processes of a run end together.
+"""The long files of the others, those that compute most first: what begins last should be short, so
+that all processes of a run end together.
 """
 
 
@@ -135,9 +157,9 @@ def pytest_make_collect_report(
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The long files first, the others as they come."""
-    place = {name: number for number, name in enumerate(LONG)}
-    items.sort(key=lambda item: place.get(item.path.name, len(LONG)))
+    """The files that wait, then those that compute for long, then the others as they come."""
+    place = {name: number for number, name in enumerate(WAITING + COMPUTING)}
+    items.sort(key=lambda item: place.get(item.path.name, len(place)))
 
 
 @pytest.fixture(scope="session", autouse=True)
