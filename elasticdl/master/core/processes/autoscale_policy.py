@@ -118,9 +118,7 @@ class AutoscalePolicy:
 
     def __init__(self, limits: CountRange, noun: str, costs: tuple[Pause, ...]) -> None:
         self._low, self._high = limits.low, limits.high
-        self._noun = noun
-        self._costs = costs
-        """One of them, in words."""
+        self._noun, self._costs = noun, costs
         self.wanted = limits.low
         self._base = Window(0)
         """Intervals with the present processes, while there is no trial."""
