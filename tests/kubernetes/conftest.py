@@ -49,18 +49,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items[index] = item
 
 
-@pytest.fixture(scope="session")
-def whole_cluster() -> Iterator[TargetCluster]:
+@contextlib.contextmanager
+def _cluster(*, gangs: bool = False) -> Iterator[TargetCluster]:
     if reason := target_cluster.why_not():
         if os.environ.get("CI"):
             pytest.fail(f"in CI the Kubernetes tests must run, but {reason}")
         pytest.skip(reason)
     before = leftovers.elsewhere()
-    with target_cluster.found() as place:
+    with target_cluster.found(gangs=gangs) as place:
         yield place
     if place.own is not None:
         assert leftovers.found(place.own.state.name) == []
         assert leftovers.elsewhere() == before
+
+
+@pytest.fixture(scope="session")
+def whole_cluster() -> Iterator[TargetCluster]:
+    with _cluster() as place:
+        yield place
+
+
+@pytest.fixture(scope="module")
+def gang_cluster() -> Iterator[TargetCluster]:
+    """A cluster whose control plane is newer and schedules gangs. The thread has entered it."""
+    with _cluster(gangs=True) as place:
+        if place.own is None:
+            pytest.skip("a control plane with gangs needs the tests' own cluster")
+        place.own.import_image(image.project_zoo())
+        with place.entered():
+            yield place
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
-"""A control plane of a Kubernetes with gangs of its own, in the network of the tests' cluster or of
-an experiment.
+"""A control plane of a Kubernetes with gangs of its own, for experiments with simulated nodes.
 
-The tests' cluster is older. This one has an API server, a scheduler and simulated nodes, and
-nothing that runs processes.
+It has an API server and a scheduler, and nothing that runs processes.
 """
 
 from __future__ import annotations
@@ -22,8 +20,6 @@ from tests.kubernetes.target_cluster import TargetCluster
 
 API_PORT, ETCD_PORT, ETCD_PEER_PORT, SCHEDULER_PORT = 6543, 2479, 2480, 10359
 START_LIMIT_S = 120
-GATES = "--feature-gates=GenericWorkload=true"
-WORKLOADS = "--runtime-config=scheduling.k8s.io/v1beta1=true"
 
 
 @contextlib.contextmanager
@@ -36,14 +32,7 @@ def running(
     scheduler's KubeSchedulerConfiguration.
     """
     assert place.own is not None, "it runs in the network of the tests' own cluster"
-    built = subprocess.run(
-        [cluster.HERE / "gang_programs/build"],
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=cluster.BUILD_LIMIT_S,
-        check=True,
-    )
-    programs = Path(built.stdout.strip().splitlines()[-1])
+    programs = cluster.built("gang_programs")
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         state = Path(folder)
         _copy_identities(place.own.state, state)
@@ -54,7 +43,8 @@ def running(
         # A scheduler that asks too early gives up for good where the machine is busy.
         found.wait_until_reachable(START_LIMIT_S)
         command = _scheduler(state, programs, scheduler or {})
-        stack.enter_context(_child([*command, *([GATES] if gangs else [])], state))
+        more = node.GANGS["kube-scheduler"] if gangs else ()
+        stack.enter_context(_child([*command, *more], state))
         yield found
 
 
@@ -86,7 +76,7 @@ def _api_server(state: Path, common: Path, programs: Path, gangs: bool) -> Itera
         f"--service-cluster-ip-range={node.SERVICES}",
         # No controller makes service accounts here, or takes the taints of new nodes away.
         "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",
-        *([GATES, WORKLOADS] if gangs else []),
+        *(node.GANGS["kube-apiserver"] if gangs else ()),
     ]  # fmt: skip
 
 

@@ -36,6 +36,7 @@ _GROUPS = {
     "jobs": "batch/v1",
     "leases": "coordination.k8s.io/v1",
     "networkpolicies": "networking.k8s.io/v1",
+    "podgroups": "scheduling.k8s.io/v1beta1",
     "priorityclasses": "scheduling.k8s.io/v1",
 }
 """Kinds that are not of the core API."""
@@ -265,14 +266,17 @@ def why_not() -> str:
 
 
 @contextlib.contextmanager
-def found() -> Iterator[TargetCluster]:
-    """The cluster of KUBECONFIG, or one of our own with the images that tests need."""
+def found(*, gangs: bool = False) -> Iterator[TargetCluster]:
+    """The cluster of KUBECONFIG, or one of our own with the images that tests need.
+
+    `gangs`: if it is ours, it is one that can schedule gangs.
+    """
     if given := os.environ.get("KUBECONFIG"):
         yield TargetCluster(
             Path(given), None, os.environ.get("ELASTICDL_TEST_BUSYBOX", "busybox:1.36")
         )
         return
-    with own.running(image.store_folder()) as cluster:
+    with own.running(image.store_folder(), gangs=gangs) as cluster:
         place = TargetCluster(cluster.kubeconfig, cluster, BUSYBOX)
         _import_busybox(cluster)
         try:

@@ -1,15 +1,18 @@
-"""Gangs on a real API server and the stock scheduler, with simulated nodes.
+"""Gangs on a real API server and the stock scheduler: whole jobs, and pods on simulated nodes.
 
-The pods and the PodGroup are the product's; nothing runs in the pods.
+The pods and the PodGroups are the product's. On simulated nodes nothing runs in the pods.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,18 +28,30 @@ from elasticdl.cluster.kubernetes.plans import Gang, GangApi
 from elasticdl.cluster.kubernetes.setup_objects import cluster_objects
 from elasticdl.cluster.kubernetes.worker_places import WorkerPlaces
 from elasticdl.job import JobSpec
-from tests.kubernetes import gang_control_plane, many_pods
-from tests.kubernetes.sharing import placed, spec_of, submitted, until
+from tests.kubernetes import image, many_pods
+from tests.kubernetes.jobs import DATA, STEP_LIMIT_S, Job, jobs_in, until_seen
+from tests.kubernetes.sharing import placed, pod_without_class, spec_of, submitted, until
 from tests.kubernetes.target_cluster import TargetCluster
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
-NAMESPACE = "gangs"
+NAMESPACE, WHOLE_JOB = "gangs", "whole-job"
 SERVERS, WORKERS = 2, 6
 WHOLE = SERVERS + WORKERS
 SLOTS = 10
 """Of the nodes that are left: enough for one whole job, and not for two."""
 STILL_S = 1.0
 """A scheduler that could place more pods would have done so."""
+REAL_SLOT = "elasticdl.test/slot"
+TAKEN, FREE = 2, 1
+"""Slots of the real node: enough for a server and a worker, once those that are taken are free."""
+FLAGS = {
+    "model_def": "digits",
+    "training_data": f"{DATA}/digits/train.npz",
+    "num_workers": 1,
+    "num_ps_pods": 1,
+    "worker_resource_limit": f"{REAL_SLOT}=1",
+    "ps_resource_limit": f"{REAL_SLOT}=1",
+}
 
 
 def spec(name: str, *, gang: bool) -> JobSpec:
@@ -106,16 +121,80 @@ async def until_they_have(api: ApiServer, jobs: list[GangJob], *wanted: list[int
     return found
 
 
-def test_of_two_jobs_that_do_not_fit_one_runs_whole_and_the_other_holds_nothing(
-    place: TargetCluster,
+def test_a_whole_job_holds_nothing_until_there_is_room_for_all_of_it_and_trains_then(
+    gang_cluster: TargetCluster, tmp_path: Path
 ) -> None:
-    if place.own is None:
-        pytest.skip("a control plane with gangs needs the tests' own cluster")
-    with gang_control_plane.running(place) as gangs, many_pods.fake_nodes(gangs):
+    place = gang_cluster
+    place.make_namespace(WHOLE_JOB)
+    take_slots(place)
+    with jobs_in(place, WHOLE_JOB, image.ZOO, tmp_path / "volume") as jobs:
+        jobs.make_data("digits")
+        job = jobs.submit("whole", "--gang", **FLAGS)
+        job.until("it waits for nodes", lambda events: any(map(waits_for_nodes, events)))
+        holds_nothing_and_says_why(job)
+        place.delete("pods", "other", namespace=WHOLE_JOB)
+        job.done()
+        place.kubectl("-n", WHOLE_JOB, "delete", "job", job.name)
+        until_seen("no PodGroup is left", lambda: not groups(place), STEP_LIMIT_S)
+
+
+def take_slots(place: TargetCluster) -> None:
+    """Have the real node offer slots, and a pod take some of them."""
+    room = {REAL_SLOT: str(TAKEN + FREE)}
+    status = json.dumps({"status": {"capacity": room, "allocatable": room}})
+    place.kubectl("patch", "node", "node0", "--subresource=status", "--type=merge", "-p", status)
+    pod = pod_without_class("other", "1m")
+    del pod["spec"]["nodeSelector"]
+    container = pod["spec"]["containers"][0]
+    container |= {"image": place.busybox, "command": ["sleep", "3600"]}
+    container["resources"] = {"limits": {REAL_SLOT: str(TAKEN)}}
+    pod["spec"]["securityContext"]["runAsUser"] = 1000
+    place.create(pod, WHOLE_JOB)
+
+    def phase() -> str:
+        return str(place.read("pods", "other", namespace=WHOLE_JOB)["status"].get("phase"))
+
+    until_seen("the other pod runs", lambda: phase() == "Running", STEP_LIMIT_S)
+
+
+def waits_for_nodes(event: dict[str, Any]) -> bool:
+    return str(event["text"]).startswith("0 of 1 ")
+
+
+def holds_nothing_and_says_why(job: Job) -> None:
+    """No process of it has ever had a node: only its master, and the check of its model."""
+    fields = "reason=Scheduled"
+    events = job.jobs.place.read("events", namespace=job.jobs.namespace, fields=fields)["items"]
+    had_nodes = {event["involvedObject"]["name"] for event in events}
+    assert job.pod("check-1") in had_nodes
+    assert had_nodes & {job.pod("ps-0"), job.pod("worker-0")} == set(), job.story()
+    status = until_seen("its status says why", lambda: status_that_says_why(job), STEP_LIMIT_S)
+    assert [(one["name"], one["state"], one["where"]) for one in status["processes"]] == [
+        ("ps-0", "pending", None),
+        ("worker-0", "pending", None),
+    ]
+
+
+def status_that_says_why(job: Job) -> dict[str, Any] | None:
+    """The scheduler tells one process what is lacking, and the other that the gang does not fit."""
+    status = job.status()
+    reasons = " ".join(status["waiting"])
+    whole = "pod group is unschedulable" in reasons and f"Insufficient {REAL_SLOT}" in reasons
+    return status if whole else None
+
+
+def groups(place: TargetCluster) -> Any:
+    return place.read("podgroups", namespace=WHOLE_JOB)["items"]
+
+
+def test_of_two_jobs_that_do_not_fit_one_runs_whole_and_the_other_holds_nothing(
+    gang_cluster: TargetCluster,
+) -> None:
+    gang_cluster.make_namespace(NAMESPACE)
+    with many_pods.fake_nodes(gang_cluster):
         full = [f"fake-{number}" for number in range(many_pods.NODES - SLOTS // 2)]
-        gangs.kubectl("cordon", *full)
-        gangs.kubectl("create", "namespace", NAMESPACE)
-        asyncio.run(_story(gangs))
+        gang_cluster.kubectl("cordon", *full)
+        asyncio.run(_story(gang_cluster))
 
 
 async def _story(gangs: TargetCluster) -> None:

@@ -127,27 +127,27 @@ def why_not() -> str:
 
 
 @contextlib.contextmanager
-def running(images: Path | None = None, *, bare: bool = False) -> Iterator[Cluster]:
+def running(
+    images: Path | None = None, *, bare: bool = False, gangs: bool = False
+) -> Iterator[Cluster]:
     """A cluster for as long as the context lasts.
 
     Raises RuntimeError with the reason if it does not come up.
 
     `images`: a store (`store.py`) of images that its node has from the start. `bare`: namespaces, a
-    network and identities only; the caller runs the programs (`gang_control_plane.py`).
+    network and identities only; the caller runs the programs (`gang_control_plane.py`). `gangs`:
+    its control plane is of a newer Kubernetes, which has gangs.
     """
-    built = subprocess.run(
-        [HERE / "programs/build"],
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=BUILD_LIMIT_S,
-        check=True,
-    )
-    programs = Path(built.stdout.strip().splitlines()[-1])
+    programs = built("programs")
+    newer = built("gang_programs") if gangs else None
     leftovers.clean_up()
     state = Path(tempfile.mkdtemp(prefix=leftovers.PREFIX, dir=leftovers.STATES))
     with leftovers.claimed(state):
         had, blobs = store.kept(images) if images is not None else ((), frozenset())
-        process = _start(state, programs, "" if bare else images or state / "no-images")
+        if newer is not None:
+            programs = _overlaid(state / "programs", programs, newer)
+        given = "" if bare else images or state / "no-images"
+        process = _start(state, programs, given, gangs=gangs)
         try:
             said = _first_line(process)
             if said != "READY":
@@ -161,7 +161,30 @@ def running(images: Path | None = None, *, bare: bool = False) -> Iterator[Clust
             leftovers.remove(state.name)
 
 
-def _start(state: Path, programs: Path, images: Path | str) -> subprocess.Popen[str]:
+def built(programs: str) -> Path:
+    """The folder of `programs` or `gang_programs`, built if it is not in the cache."""
+    done = subprocess.run(
+        [HERE / programs / "build"],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=BUILD_LIMIT_S,
+        check=True,
+    )
+    return Path(done.stdout.strip().splitlines()[-1])
+
+
+def _overlaid(folder: Path, programs: Path, newer: Path) -> Path:
+    """`folder`, with links to the newer programs, and to the others where there is none."""
+    folder.mkdir()
+    for name in {path.name for above in (programs, newer) for path in above.iterdir()}:
+        found = newer / name
+        (folder / name).symlink_to(found if found.exists() else programs / name)
+    return folder
+
+
+def _start(
+    state: Path, programs: Path, images: Path | str, *, gangs: bool
+) -> subprocess.Popen[str]:
     (state / "logs").mkdir()
     with (state / "logs/node.log").open("w") as log:
         return subprocess.Popen(
@@ -174,6 +197,7 @@ def _start(state: Path, programs: Path, images: Path | str) -> subprocess.Popen[
                 str(programs),
                 state.name,
                 str(images),
+                "gangs" if gangs else "",
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -2,13 +2,11 @@
 own.
 
 Run by `cluster.py` under `unshare --mount --pid --net`: whatever happens to this process, the
-kernel ends every program of
-the cluster and drops its mounts, interfaces and addresses with it. There is no route out of the
-network namespace.
+kernel ends every program of the cluster and drops its mounts, interfaces and addresses with it.
+There is no route out of the network namespace.
 
 Says READY on stdout when the node is ready, takes orders on stdin (`kill kubelet`, `start kubelet`;
-each answered with a
-line), and ends when its stdin does.
+each answered with a line), and ends when its stdin does.
 """
 
 from __future__ import annotations
@@ -43,6 +41,13 @@ TOKENS = {
     "dns": ("elasticdl-test-dns", "system:masters"),
     "kwok": ("elasticdl-test-kwok", "system:masters"),
 }
+_GATES = "--feature-gates=GenericWorkload=true"
+GANGS = {
+    "kube-apiserver": (_GATES, "--runtime-config=scheduling.k8s.io/v1beta1=true"),
+    "kube-controller-manager": (_GATES,),
+    "kube-scheduler": (_GATES,),
+}
+"""Flags that give a Kubernetes 1.37 gangs."""
 START_LIMIT_S = 120
 VOLATILE = ("containerd", "etcd", "kubelet")
 MEMORY_TO_SPARE_BYTES = 6 << 30
@@ -59,9 +64,12 @@ one processor each they do not look for work at others, nor wake these: a sevent
 class Node:
     """Everything below `state`; programs from `programs`."""
 
-    def __init__(self, state: Path, programs: Path, cgroup: str, images: Path) -> None:
-        """`images`: a store of images that the node has from the start."""
+    def __init__(
+        self, state: Path, programs: Path, cgroup: str, images: Path, *, gangs: bool
+    ) -> None:
+        """`images`: a store of images that the node has from the start. `gangs`: see GANGS."""
         self.state, self.programs, self.cgroup, self.images = state, programs, cgroup, images
+        self.gangs = gangs
         self.logs = state / "logs"
         self.logs.mkdir(parents=True, exist_ok=True)
         self.commands: dict[str, tuple[object, ...]] = {}
@@ -128,7 +136,8 @@ class Node:
                 raise ValueError(f"{verb!r}: expected kill or start")
 
     def program(self, name: str, *flags: str) -> None:
-        self.spawn(name, self.programs / name, *flags)
+        more = GANGS.get(name, ()) if self.gangs else ()
+        self.spawn(name, self.programs / name, *flags, *more)
 
     def wait_for(self, what: str, ready: Callable[[], bool]) -> None:
         deadline = time.monotonic() + START_LIMIT_S
@@ -293,15 +302,8 @@ def private_folders(state: Path) -> None:
     in_memory(above)
     for part in ("upper", "work"):
         (above / part).mkdir()
-    run(
-        "mount",
-        "-t",
-        "overlay",
-        "-o",
-        f"lowerdir=/var/lib,upperdir={above}/upper,workdir={above}/work",
-        "overlay",
-        "/var/lib",
-    )
+    options = f"lowerdir=/var/lib,upperdir={above}/upper,workdir={above}/work"
+    run("mount", "-t", "overlay", "-o", options, "overlay", "/var/lib")
 
 
 def available_memory_bytes() -> int:
@@ -472,8 +474,8 @@ DNS_OBJECTS = [
 def main() -> None:
     for quiet in (signal.SIGINT, signal.SIGTERM):
         signal.signal(quiet, lambda *_: os._exit(0))
-    state, programs, cgroup, images = sys.argv[1:5]
-    node = Node(Path(state), Path(programs), cgroup, Path(images))
+    state, programs, cgroup, images, gangs = sys.argv[1:6]
+    node = Node(Path(state), Path(programs), cgroup, Path(images), gangs=bool(gangs))
     try:
         node.start() if images else node.prepare()
     except (OSError, RuntimeError) as error:
