@@ -24,10 +24,10 @@ class _Entry:
     """A path of this name in a job's directory."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self.name = name
 
     def __get__(self, directory: JobDirectory, _: type[JobDirectory]) -> Path:
-        return directory.path / self._name
+        return directory.path / self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,12 @@ class JobDirectory:
     """A recent status of the running job, as {"status": …}; see `last_status`."""
     checkpoints = _Entry("checkpoints")
     """Directory of the checkpoints."""
+
+
+def names_in_job_directory() -> frozenset[str]:
+    """The names of all files and folders that a job keeps in its directory."""
+    entries = (entry for entry in vars(JobDirectory).values() if isinstance(entry, _Entry))
+    return frozenset(entry.name.partition("/")[0] for entry in entries)
 
 
 def write_atomically(path: Path, text: str) -> None:

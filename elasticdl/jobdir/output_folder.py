@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING
 
 from elasticdl.addresses import is_address
 from elasticdl.errors import SpecError, UserError
+from elasticdl.jobdir.layout import names_in_job_directory
 
 if TYPE_CHECKING:
     from elasticdl.job import JobSpec
@@ -38,10 +39,11 @@ def refuse_output(spec: JobSpec) -> None:
     """Raise SpecError if the job must not write to its output folder. Create nothing.
 
     Predictions need a new or empty folder. An export replaces an earlier export as a whole; it
-    refuses a folder with anything else. Numbered exports follow those that are there. A resumed job
-    needs no check: the contents may be its own.
+    refuses a folder with anything else, and one with other files of this job. Numbered exports
+    follow those that are there. A resumed job needs no check of the contents: they may be its own.
     """
     place = spec.checkpoint.output
+    _refuse_own_places(spec)
     # `refuse_output_address` looks at an object store, once the processes run where they are.
     if not place or is_address(place) or spec.action == "evaluate":
         return
@@ -50,6 +52,43 @@ def refuse_output(spec: JobSpec) -> None:
         _refuse(spec, path)
     except OSError as error:  # a name that is too long, or a folder without permission
         raise _unusable(path, error) from error
+
+
+def _refuse_own_places(spec: JobSpec) -> None:
+    """Refuse a folder of exports that has, or will have, other files of the job.
+
+    An export replaces its folder as a whole, and would remove checkpoints and journal.
+    """
+    if not spec.checkpoint.output or spec.action != "train":
+        return
+    output, kept = _resolved(spec.checkpoint.output), spec.checkpoint
+    hint = "choose a directory that has only the export"
+    for flag, place in (
+        ("--job-dir", spec.cluster.job_dir),
+        ("--checkpoint-dir", kept.checkpoint_dir),
+        ("--tensorboard-log-dir", kept.tensorboard_log_dir),
+    ):
+        if not place or not _resolved(place).is_relative_to(output):
+            continue
+        relation = "is also" if _resolved(place) == output else "contains"
+        raise SpecError(
+            f"--output {kept.output} {relation} {flag} {place}, but an export replaces the whole"
+            " directory",
+            hint=f"{hint}, such as {kept.output.rstrip('/')}/export",
+        )
+    job_dir = spec.cluster.job_dir
+    if job_dir and output.is_relative_to(_resolved(job_dir)):
+        name = output.relative_to(_resolved(job_dir)).parts[0]
+        if name in names_in_job_directory():
+            raise SpecError(
+                f"--output {kept.output} is a part of --job-dir: the job keeps its {name} there",
+                hint=f"{hint}, such as {job_dir.rstrip('/')}/export",
+            )
+
+
+def _resolved(place: str) -> PurePath:
+    """A path without links and `..`, or an address, to compare it with others."""
+    return PurePosixPath(place) if is_address(place) else Path(os.path.realpath(place))
 
 
 def _refuse(spec: JobSpec, path: Path) -> None:
@@ -169,6 +208,7 @@ def refuse_output_address(spec: JobSpec, *, again: bool = False) -> None:
     place = spec.checkpoint.output
     if not is_address(place) or spec.action == "evaluate":
         return
+    _refuse_own_places(spec)
     from elasticdl.storage import folders
 
     there = folders.names_in(place)

@@ -10,7 +10,7 @@ import pytest
 from elasticdl.errors import SpecError
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
-from elasticdl.jobdir.output_folder import last_export, refuse_output
+from elasticdl.jobdir.output_folder import last_export, refuse_output, refuse_output_address
 
 pytestmark = pytest.mark.core
 
@@ -71,6 +71,50 @@ def test_an_export_takes_the_place_of_an_earlier_one_and_of_nothing_else(tmp_pat
     ):
         refuse_output(job(Action.TRAIN, tmp_path / "export"))
     assert (tmp_path / "export/notes.txt").read_text() == "by hand"
+
+
+@pytest.mark.parametrize("seconds", [0.0, 60.0])
+@pytest.mark.parametrize(
+    ("output", "others", "problem"),
+    [
+        ("out", {"job_dir": "out"}, "is also --job-dir"),
+        ("out", {"job_dir": "out/jobs/../job"}, "contains --job-dir"),
+        ("out", {"job_dir": "link/job"}, "contains --job-dir"),
+        ("out", {"tensorboard_log_dir": "out"}, "is also --tensorboard-log-dir"),
+        ("out", {"tensorboard_log_dir": "out/curves"}, "contains --tensorboard-log-dir"),
+        ("job/checkpoints", {"job_dir": "job"}, "is a part of --job-dir"),
+        ("job/checkpoints/best", {"job_dir": "job"}, "is a part of --job-dir"),
+        ("job/report.html", {"job_dir": "job"}, "is a part of --job-dir"),
+    ],
+)
+def test_an_export_does_not_remove_the_jobs_own_files(
+    tmp_path: Path, output: str, others: dict[str, str], problem: str, seconds: float
+) -> None:
+    """The export replaced the folder as a whole: `--job-dir x --output x` left no checkpoint."""
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    places = {flag: str(tmp_path / place) for flag, place in others.items()}
+    spec = job(Action.TRAIN, tmp_path / output).replace(export_seconds=seconds, **places)
+    with pytest.raises(SpecError, match=problem) as refused:
+        refuse_output(spec)
+    assert "choose" in refused.value.hint
+    assert os.listdir(tmp_path) == ["link"]
+
+
+def test_an_export_to_an_address_does_not_remove_the_jobs_own_objects() -> None:
+    spec = job(Action.TRAIN, "s3://bucket/job")
+    for places in ({"job_dir": "s3://bucket/job"}, {"checkpoint_dir": "s3://bucket/job/saved"}):
+        with pytest.raises(SpecError, match="--output s3://bucket/job"):
+            refuse_output(spec.replace(**places))
+        with pytest.raises(SpecError, match="--output s3://bucket/job"):
+            refuse_output_address(spec.replace(**places))
+    refuse_output(spec.replace(job_dir="s3://bucket/jo"))
+
+
+def test_results_below_the_jobs_directory_are_allowed(tmp_path: Path) -> None:
+    for output in ("job/export", "jobs", "job/checkpoints-of-mine"):
+        refuse_output(job(Action.TRAIN, tmp_path / output).replace(job_dir=str(tmp_path / "job")))
+    # Predictions replace nothing.
+    refuse_output(job(Action.PREDICT, tmp_path / "job").replace(job_dir=str(tmp_path / "job")))
 
 
 @pytest.mark.parametrize("action", [Action.TRAIN, Action.PREDICT])
