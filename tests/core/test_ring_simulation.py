@@ -306,8 +306,10 @@ def test_a_job_whose_members_all_die_goes_back_to_its_newest_checkpoint() -> Non
     world.run_out()
     assert world.rolled_back == 1
     world.check_truth()
-    repeated = world.state.receipt().total.repeated
-    assert 0 < repeated <= (trained - kept) * 8
+    receipt = world.state.receipt()
+    assert 0 < receipt.total.repeated <= (trained - kept) * 8
+    # The members took the steps since their last reports with them.
+    assert receipt.repeated_at_least and receipt.updates and receipt.updates.at_least
 
 
 def test_a_job_whose_members_all_die_without_a_checkpoint_begins_anew_and_says_so() -> None:

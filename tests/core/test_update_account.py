@@ -60,8 +60,11 @@ def test_all_updates_are_repeated_when_training_begins_again() -> None:
 def test_steps_that_a_ring_lost_are_undone_and_never_fewer_than_none() -> None:
     made = UpdateAccount()
     for steps in (3, -2, 0):
-        made.undo(steps)
+        made.undo(steps, at_least=False)
     assert made.counts() == UpdateCounts(0, 0, 3, False)
+    made.undo(1, at_least=True)
+    made.undo(1, at_least=False)
+    assert made.counts() == UpdateCounts(0, 0, 5, True)
 
 
 def test_a_worker_that_a_restored_server_does_not_know_has_no_push_there() -> None:

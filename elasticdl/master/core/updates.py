@@ -257,9 +257,10 @@ class UpdateAccount:
         """The parameters have moved to servers with indices from `first` on."""
         self._firsts.append(first)
 
-    def undo(self, steps: int) -> None:
-        """A ring lost its weights, and these steps with them."""
+    def undo(self, steps: int, *, at_least: bool) -> None:
+        """A ring lost its weights, and these steps with them; `at_least`: and maybe more."""
         self._undone += max(0, steps)
+        self._at_least |= at_least
 
     def begin_again(self) -> None:
         """All training is repeated: the servers have initial values again."""

@@ -384,23 +384,28 @@ class RingWork:
             else (self._begun_with, self._begun_version, "")
         )
         self._fail_cut(why)
+        # The members may have made more steps than they have reported.
+        unreported = bool(self._open)
         self._items.clear()
         self._open.clear()
         self.first_item, self.halting = self.next_number, ""
         # Its metrics describe weights that no longer exist.
         self._evaluation.abandon()
         repeated = restore_ledger(self._context, self._evaluation, ledger, RING)
+        assert self._context.work is not None
+        self._context.work.repeated_at_least |= unreported
         self._share_out()
         booked = max(self._context.version, self._context.acknowledged_version)
-        self._context.updates.undo(booked - version)
+        self._context.updates.undo(booked - version, at_least=unreported)
         self._context.version = self._context.acknowledged_version = version
         self._checkpointing.rolled_back(version)
         self._evaluation.rolled_back(version)
-        if repeated:
+        if repeated or unreported:
             where = path or "the beginning"
+            again = f"{'at least ' if unreported else ''}{amount(repeated, 'record')}"
             text = (
                 f"{why}: training continues from {where}, version {version};"
-                f" {amount(repeated, 'record')} will be trained again"
+                f" {again if repeated else 'an unknown number of records'} will be trained again"
             )
             self._context.orders.announce(
                 "ring", text, level="warning", details={"repeated": repeated, "version": version}
