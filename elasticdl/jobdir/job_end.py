@@ -80,6 +80,19 @@ def read_end(directory: JobDirectory) -> tuple[Outcome, JobStatus | None] | None
     return outcome, status_in(plain)
 
 
+def has_begun(directory: JobDirectory) -> bool:
+    """Whether the last run has begun: its preflight has passed, and it could be resumed.
+
+    A resume that is refused after the preflight (damaged checkpoint, other data, other strategy)
+    leaves an outcome without a status.
+    """
+    if not directory.preflight.exists():
+        return False
+    resumed = part_of(read_json(directory.spec), "checkpoint").get("resume")
+    left = read_json(directory.status)
+    return not resumed or not left or left.get("status") is not None
+
+
 def status_in(left: Mapping[str, Any]) -> JobStatus | None:
     """Return the status in status.json; None if there is none of this version."""
     with suppress(ValueError):

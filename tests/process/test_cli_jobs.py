@@ -15,7 +15,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,14 @@ from typing import Any
 import pytest
 import yaml
 
+from elasticdl.checkpoint import directories
+from elasticdl.checkpoint.manifest import Manifest, PartFile
 from elasticdl.cli.main import VERBS
+from elasticdl.master.core.data.counts import ShardIds
+from elasticdl.master.core.data.ledger import Ledger
+from elasticdl.master.core.data.resuming import ledger_json
+from elasticdl.master.core.data.sharding import ShardPlan
+from elasticdl.shard import Source, Task
 from tests.commands import call
 from tests.present import present
 from tests.supervised import job_processes
@@ -550,6 +557,56 @@ def test_a_job_goes_on_in_its_directory_with_resume_and_its_own_yaml(elasticdl: 
     assert code == 0, errors
     spec = json.loads((job / "job.json").read_text())
     assert (spec["checkpoint"]["resume"], spec["data"]["minibatch_size"]) == (True, 7)
+
+
+def damaged_checkpoint(checkpoints: Path) -> str:
+    (checkpoints / "version-3").mkdir(parents=True)
+    (checkpoints / "version-3/manifest.json").touch()
+    return "no usable checkpoint"
+
+
+def checkpoint_of_other_data(checkpoints: Path, servers: int = 1) -> str:
+    ids = ShardIds()
+    plan = ShardPlan((Source("a.csv", 64),), 16, 1)
+    ledger = ledger_json(Ledger(plan, ids, task=Task.TRAINING), ids, {})
+    making = directories.begin(checkpoints)
+    (making / "part.bin").write_bytes(b"part")
+    part = PartFile(name="part.bin", bytes=4, checksum=directories.checksum(making / "part.bin"))
+    directories.complete(
+        making, Manifest(version=3, servers=servers, parameters=None, files=(part,), ledger=ledger)
+    )
+    return "the training data changed since the checkpoint"
+
+
+def checkpoint_of_a_ring(checkpoints: Path) -> str:
+    checkpoint_of_other_data(checkpoints, servers=0)
+    return "was made with --distribution-strategy AllreduceStrategy"
+
+
+@pytest.mark.parametrize(
+    "checkpoint", [damaged_checkpoint, checkpoint_of_other_data, checkpoint_of_a_ring]
+)
+def test_a_resume_whose_checkpoint_is_refused_leaves_the_job_as_it_was(
+    elasticdl: Commands, checkpoint: Callable[[Path], str]
+) -> None:
+    """Its wrong flags replaced those of job.yaml, so the command that it printed failed again."""
+    process = elasticdl.train("drains")
+    elasticdl.master("drains")
+    process.send_signal(signal.SIGINT)
+    elasticdl.end(process)
+    job = elasticdl.directory / "jobs/drains"
+    problem = checkpoint(job / "checkpoints")
+    names = ("job.json", "job.yaml", "status.json", "events.jsonl")
+    before = {name: (job / name).read_bytes() for name in names}
+    # Not the scripted master: the real one looks at the checkpoint.
+    passes = f"{FINE}\n"
+    code, _, errors = elasticdl.end(
+        elasticdl.train("drains", "--resume", "--minibatch-size", "7", preflight=passes)
+    )
+    assert code == 1 and problem in errors.partition("Error: ")[2], errors
+    assert f"elasticdl train -f {job / 'job.yaml'} --resume\n" in errors
+    assert {name: (job / name).read_bytes() for name in names} == before
+    assert elasticdl.call("status", "drains")[1].startswith("stopped")
 
 
 def test_the_other_verbs_talk_to_a_running_job_and_to_one_that_has_ended(

@@ -16,6 +16,7 @@ from elasticdl.checkpoint.layout import has_checkpoint
 from elasticdl.errors import ElasticDLError, PermanentError, SpecError
 from elasticdl.job import JobSpec
 from elasticdl.job_name import next_name
+from elasticdl.jobdir.job_end import has_begun
 from elasticdl.jobdir.layout import JobDirectory, write_atomically
 from elasticdl.jobdir.output_folder import refuse_output
 from elasticdl.jobdir.resumable import refuse_resume
@@ -110,7 +111,7 @@ def _continue_or_leave(spec: JobSpec, directory: JobDirectory) -> str:
 def claimed(spec: JobSpec) -> Iterator[JobDirectory]:
     """Create the job's directory and lock it during the block, so that other commands refuse it.
 
-    If the block raises before the job's preflight has passed, the directory is as it was before.
+    If the block raises before the job has begun, the directory is as it was before.
 
     Raises SpecError if another command was faster or a place cannot be written; PermanentError if
     the disk is full or fails.
@@ -146,7 +147,7 @@ def wait_for_killed_run(directory: JobDirectory) -> None:
 
 @contextmanager
 def _undone_unless_begun(directory: JobDirectory, *, is_new: bool) -> Iterator[None]:
-    """Restore the directory if the block raises before the job's preflight has passed."""
+    """Restore the directory if the block raises before the job has begun."""
     there = {path for path in _of_a_run(directory) if path.exists()}
     kept = {path: path.read_bytes() for path in _replaced(directory) if path in there}
     # Its presence means that this run's preflight has passed.
@@ -154,7 +155,7 @@ def _undone_unless_begun(directory: JobDirectory, *, is_new: bool) -> Iterator[N
     try:
         yield
     except BaseException:
-        if not directory.preflight.exists():
+        if not has_begun(directory):
             # The user's files may be in a directory that this command did not make.
             for path in {directory.path} if is_new else {*_of_a_run(directory)} - there:
                 _remove(path)
@@ -179,7 +180,7 @@ def _of_a_run(directory: JobDirectory) -> tuple[Path, ...]:
 
 
 def _replaced(directory: JobDirectory) -> tuple[Path, ...]:
-    """Return the files that a run changes before its preflight has passed."""
+    """Return the files that a run changes before it begins."""
     return (
         directory.spec,
         directory.yaml,

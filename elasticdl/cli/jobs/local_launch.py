@@ -21,7 +21,7 @@ from elasticdl.errors import ElasticDLError, ExitCode, PermanentError
 from elasticdl.formatting import exit_words
 from elasticdl.job import JobSpec
 from elasticdl.job_status import JobStatus
-from elasticdl.jobdir.job_end import killed_end, read_end, resume_hint, status_in
+from elasticdl.jobdir.job_end import has_begun, killed_end, read_end, resume_hint, status_in
 from elasticdl.jobdir.layout import JobDirectory, part_of, read_json
 from elasticdl.jobdir.outcome import Outcome
 from elasticdl.jobdir.supervisor_file import read_supervisor
@@ -252,11 +252,11 @@ def _full_disk(directory: JobDirectory) -> str:
 
 
 def refusal_of(directory: JobDirectory, outcome: Outcome) -> ElasticDLError | None:
-    """Return the error of a job that its preflight refused, or that was stopped before it began.
+    """Return the error of a job that was refused or stopped before it began.
 
     None if the job began, or if its master failed: its log says why.
     """
-    if directory.preflight.exists():
+    if has_begun(directory):
         return None
     if outcome.exit_code == ExitCode.INTERRUPTED:
         resumed = part_of(read_json(directory.spec), "checkpoint").get("resume")
@@ -264,4 +264,5 @@ def refusal_of(directory: JobDirectory, outcome: Outcome) -> ElasticDLError | No
             f"{outcome.message.removeprefix('stopped: ')}, before the job began",
             hint=resume_hint(directory) if resumed else "",  # A new job's directory is removed.
         )
-    return outcome.error() if outcome.exit_code == ExitCode.USAGE else None
+    refused = outcome.exit_code == ExitCode.USAGE or directory.preflight.exists()
+    return outcome.error() if refused else None

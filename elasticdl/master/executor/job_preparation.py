@@ -16,6 +16,8 @@ from elasticdl.job import JobSpec
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.jobdir.output_folder import last_export
 from elasticdl.jobdir.spec_files import write_flags
+from elasticdl.master.core.data.counts import ShardIds
+from elasticdl.master.core.data.resuming import resume
 from elasticdl.master.core.data.sharding import training_plan
 from elasticdl.master.core.events import JobStarted, PreflightFailed, PreflightProgressed
 from elasticdl.master.event_queue import EventQueue
@@ -107,6 +109,9 @@ class JobPreparation:
         """Find where the job starts. Raises ElasticDLError."""
         start = self._archive.beginning()
         if not start.anew:
+            if start.ledger:
+                # Raise for other data here: a job that has begun replaces the last run's results.
+                resume(start.ledger, preflight.training, self._spec.data.num_epochs, ShardIds())
             return start
         sync = {} if preflight.sync is None else {"sync": preflight.sync}
         plan = training_plan(self._spec.replace(**sync), preflight.training)
