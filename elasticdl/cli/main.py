@@ -197,15 +197,23 @@ def run(arguments: Sequence[str] | None = None) -> int:
         silence(sys.stdout)
         return ExitCode.DONE
     except OSError as error:
-        # An OSError from an unexpected file, or from stdout on a full disk.
-        where = f" {clipped(str(error.filename))}" if error.filename else ""
-        report(
-            PermanentError(
-                f"cannot read or write{where}: {error.strerror or error}",
-                hint="fix the cause and try again",
-            )
-        )
+        report(_unexpected(error))
         return ExitCode.JOB_FAILED
+
+
+def _unexpected(error: OSError) -> PermanentError:
+    """The error of a command that met an OSError of an unexpected file, or of a full stdout."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return PermanentError(
+            "the current directory was removed", hint="change to another directory"
+        )
+    where = f" {clipped(str(error.filename))}" if error.filename else ""
+    return PermanentError(
+        f"cannot read or write{where}: {error.strerror or error}",
+        hint="fix the cause and try again",
+    )
 
 
 def main() -> None:

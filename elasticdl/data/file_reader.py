@@ -176,8 +176,8 @@ class FileReader:
         if total > self._max_bad_records:
             first = next(examples[0] for count, examples in bad_by_file if count)
             raise UserError(
-                f"{first}\n{total} bad records in the data, at most {self._max_bad_records}"
-                " allowed",
+                f"{first}\n{amount(total, 'bad record')} in the data, at most"
+                f" {self._max_bad_records} allowed",
                 hint="correct the data, or skip such records with --max-bad-records",
             )
 

@@ -74,7 +74,7 @@ def _words(job_json: Mapping[str, Any], directory: JobDirectory, *, kept: bool) 
     trains = action == TRAIN
     text = "resume with: " if trains and kept else "start over with: "
     if trains and not kept:
-        text = f"no checkpoint exists: {text}"
+        text = "start over, since no checkpoint exists, with: "
     # Over a damaged checkpoint --resume refuses to start.
     begins = bool(job_json) and incomplete_checkpoint(directory.checkpoints) is None
     if (job_json.get("kubernetes") or {}).get("image_name"):

@@ -18,6 +18,7 @@ from elasticdl.errors import (
     TransientError,
     UserError,
 )
+from elasticdl.formatting import amount
 
 T = TypeVar("T")
 
@@ -95,6 +96,7 @@ def retrying(
             wait_s = delay_s(attempt)
             if closed.is_set() or time.monotonic() + wait_s >= end_s:
                 raise TransientError(
-                    f"{last.message} (gave up after {attempt} attempts in {deadline_s:g} s)"
+                    f"{last.message} (gave up after {amount(attempt, 'attempt')} in"
+                    f" {deadline_s:g} s)"
                 ) from error
             closed.wait(wait_s)

@@ -194,6 +194,9 @@ def test_the_first_bad_row_is_told_with_its_line_before_anything_starts(tmp_path
         caught.value.message
         == f"{path}:5: expected 2 fields, got 1: '3'\n2 bad records in the data, at most 0 allowed"
     )
+    path.write_text("a,b\n1,2\n3\n")
+    with pytest.raises(UserError, match=r"\n1 bad record in the data, at most 0 allowed$"):
+        open_reader(str(path), {}).sources()
 
 
 def test_bad_rows_within_the_limit_are_counted_and_left_out(tmp_path: Path) -> None:

@@ -625,3 +625,8 @@ def test_a_client_gives_up_on_a_master_that_stays_away() -> None:
     ):
         client.attach()
     client.close()
+    # No time for a second one.
+    client = MasterClient("127.0.0.1:1", TOKEN, "worker-1", away_s=0.01)
+    with pytest.raises(TransientError, match=r"gave up after 1 attempt in 0\.01 s"):
+        client.attach()
+    client.close()

@@ -88,7 +88,7 @@ def test_workers_out_of_memory_on_one_shard_are_counted_by_shard(
     assert "! worker-2 out of memory at 1.0 of 1.0 GiB, three times on shard 0" in text
     assert "ended: " in text and ", 3 out of memory" in text
     assert (
-        " is failed: worker-2 out of memory at 1.0 of 1.0 GiB, 3 times on shard 0"
+        " failed: worker-2 out of memory at 1.0 of 1.0 GiB, 3 times on shard 0"
         in text.splitlines()[0]
     )
 
@@ -178,9 +178,7 @@ def test_a_job_that_failed_before_it_began_says_that_nothing_is_written_down(
     leave_outcome(directory, outcome_of(finish, directory))
     assert run(["why", "--job-dir", str(tmp_path)]) == 0
     captured = capsys.readouterr()
-    assert (
-        "is failed: zoo/iris.py:3: SyntaxError" in captured.out and "not available" in captured.err
-    )
+    assert " failed: zoo/iris.py:3: SyntaxError" in captured.out and "not available" in captured.err
 
 
 def test_a_report_that_cannot_be_made_changes_no_outcome(

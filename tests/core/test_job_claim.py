@@ -360,6 +360,17 @@ def test_a_directory_that_is_removed_between_its_opening_and_its_lock_is_not_cla
     assert [*tmp_path.glob("jobs/a/*")] == []
 
 
+def test_a_current_directory_that_was_removed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert run(["status", "a"]) == 1
+    assert "Error: the current directory was removed\n" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+
+
 def test_a_full_disk_is_no_bad_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, *_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))

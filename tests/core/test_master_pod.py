@@ -174,7 +174,7 @@ def test_a_job_on_a_volume_with_copies_but_no_checkpoint_starts_over(tmp_path: P
     assert spec.checkpoint_copies and not spec.checkpoints_at
     directory, _ = open_directory(spec, OURS, replaces=True)
     stopped = resume_command(spec.model_dump(mode="json"), directory)
-    assert stopped.startswith("no checkpoint exists: start over with: ")
+    assert stopped.startswith("start over, since no checkpoint exists, with: ")
 
 
 def test_evaluation_begins_afresh_whatever_lies_there(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_a_training_without_a_checkpoint_starts_over_in_its_own_directory(
     monkeypatch.chdir(tmp_path)
     directory = made(job_name="a", minibatch_size=7)
     words = resume_command(told(directory), directory)
-    assert words.startswith("no checkpoint exists: start over with: ")
+    assert words.startswith("start over, since no checkpoint exists, with: ")
     spec = pasted(words, capsys)
     assert (spec.cluster.job_dir, spec.data.minibatch_size) == (str(directory.path), 7)
     assert spec.checkpoint.resume
@@ -251,7 +251,9 @@ def test_a_job_of_a_cluster_is_submitted_again_under_the_next_name(
     if kept and place:
         checkpoint(tmp_path / "checkpoints")
     words = resume_command(submitted(before), JobDirectory(tmp_path))
-    assert words.startswith("resume with: " if kept and place else "no checkpoint exists: ")
+    assert words.startswith(
+        "resume with: " if kept and place else "start over, since no checkpoint exists, with: "
+    )
     spec = pasted(words, capsys)
     assert (spec.cluster.job_name, spec.checkpoint.resume) == ("ads-2", bool(place))
     told = before.flags(defaults=False) | ({"resume": True} if place else {})
@@ -263,12 +265,12 @@ def test_a_job_of_a_cluster_that_cannot_be_typed_is_told_in_words(tmp_path: Path
     spec = settle(Request(Action.TRAIN, {**CLUSTER, "model_params": {"text": "x" * 2000}}))
     words = resume_command(submitted(spec), JobDirectory(tmp_path))
     assert words.endswith(
-        "start over with: the command that it was submitted with, another --job-name, --job-dir"
+        "exists, with: the command that it was submitted with, another --job-name, --job-dir"
     )
     older = resume_command(
         {"action": "train", "kubernetes": {"image_name": "i"}}, JobDirectory(tmp_path)
     )
-    assert older.endswith("start over with: the command that it was submitted with")
+    assert older.endswith("exists, with: the command that it was submitted with")
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,8 @@ def why(query: JobQuery, lines: int, form: str) -> None:
             return
         outcome = report.outcome.removeprefix(f"{report.state}: ")
         ending = f": {outcome}" if outcome not in ("", report.state) else ""
-        show(f"{job.name} is {report.state}{ending}")
+        state = "failed" if report.state == "failed" else f"is {report.state}"
+        show(f"{job.name} {state}{ending}")
         for line in (*shown(diagnosis, lines), *_time(report.status.receipt)):
             show(line)
         _tell_missing(job, diagnosis)
