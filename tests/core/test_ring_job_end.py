@@ -56,6 +56,21 @@ def test_a_stop_of_a_ring_whose_step_never_returns_ends_within_the_grace_and_say
     assert "gone" not in outcome
 
 
+def test_the_last_checkpoint_of_a_stopped_ring_did_not_fail_for_the_stop() -> None:
+    """It took the reason why an earlier checkpoint failed, "stopping the job", for its own."""
+    world = started(num_workers=2, num_epochs=9, checkpoint_steps=8)
+    world.run_until(lambda: world.state._checkpointing.under_way)
+    world.step = lambda: None  # type: ignore[method-assign]
+    world.drain = lambda worker: None  # type: ignore[method-assign]
+    world.put(e.StopRequested(0, "enough"))
+    assert any("checkpoint failed: stopping the job" in one.text for one in world.announced)
+    while world.state.status().phase in ("draining", "checkpointing"):
+        world.tick(0.5)
+    outcome = present(world.state.status().outcome)
+    assert "the last checkpoint failed: " in outcome
+    assert "stopping the job" not in outcome
+
+
 def test_a_stopped_ring_is_not_given_up_for_a_worker_that_is_not_in_it() -> None:
     """It gave up the last checkpoint for a worker that still imported TensorFlow."""
     world = started(num_workers=2, num_epochs=9, checkpoint_steps=100)

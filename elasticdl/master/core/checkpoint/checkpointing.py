@@ -170,6 +170,8 @@ class Checkpointing:
     def begin_final(self) -> None:
         """Request the last checkpoint, of the weights at the end of the work."""
         self._failures, self._retry_at_s = 0, self._context.now_s
+        # Earlier ones failed for reasons of their own, such as the stop of the ring.
+        self.last_problem = ""
         self.wanted, self._leaving = "end of training", ()
         self.hurry()
 
