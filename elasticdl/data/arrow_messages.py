@@ -36,7 +36,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BatchRange:
     """Where a record batch of a file is: its header, which begins with its size, then its body."""
 
     offset: int
@@ -73,7 +73,7 @@ def message_of(header: bytes) -> Message:
     return message
 
 
-def batches_of(footer: bytes) -> list[Place]:
+def batches_of(footer: bytes) -> list[BatchRange]:
     """The record batches that the footer of a file lists, in their order."""
     (root,) = struct.unpack_from("<I", footer)
     list_at = _field(footer, root, 3)
@@ -85,7 +85,7 @@ def batches_of(footer: bytes) -> list[Place]:
     if count * block.size > len(footer):
         raise ValueError(f"a footer of {count} batches in {len(footer)} bytes")
     places = [
-        Place(*block.unpack_from(footer, first + 4 + number * block.size))
+        BatchRange(*block.unpack_from(footer, first + 4 + number * block.size))
         for number in range(count)
     ]
     for place in places:

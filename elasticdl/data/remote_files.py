@@ -23,7 +23,7 @@ from elasticdl.errors import TransientError, UserError
 from elasticdl.shard import ETAG_MARK
 from elasticdl.storage.address import Address, parse
 from elasticdl.storage.attempts import RUNNING, STARTING, Absent, Limits
-from elasticdl.storage.store import Entry, StoredObject, store_of
+from elasticdl.storage.store import StoredObject, StoreEntry, store_of
 
 _LOOK_EVERY_S = 1.0
 """Interval between two looks at whether an object changed: each is a request."""
@@ -270,7 +270,7 @@ def _require_bucket(address: Address, limits: Limits) -> None:
         )
 
 
-def _is_data(entry: Entry) -> bool:
+def _is_data(entry: StoreEntry) -> bool:
     return not entry.is_folder and not parse(entry.address).name.startswith((".", "_"))
 
 

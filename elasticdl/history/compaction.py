@@ -37,7 +37,7 @@ class Policy:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Line:
+class ParsedLine:
     """A line without its newline, and its parsed value."""
 
     text: bytes
@@ -57,7 +57,7 @@ class Left:
     by_word: Mapping[str, int] = field(default_factory=dict)
 
 
-def parsed(text: bytes) -> list[Line]:
+def parsed(text: bytes) -> list[ParsedLine]:
     """Return the complete lines; omit damaged lines and those that are not objects."""
     parsed_lines = []
     for line in text.split(b"\n"):
@@ -66,11 +66,11 @@ def parsed(text: bytes) -> list[Line]:
         except (ValueError, RecursionError):
             continue
         if isinstance(row, dict):
-            parsed_lines.append(Line(line, row))
+            parsed_lines.append(ParsedLine(line, row))
     return parsed_lines
 
 
-def left_out(lines: Sequence[Line]) -> Left:
+def left_out(lines: Sequence[ParsedLine]) -> Left:
     """Return what the file says about its omitted lines."""
     counts: Counter[str] = Counter()
     for line in lines:
@@ -85,7 +85,7 @@ def left_out(lines: Sequence[Line]) -> Left:
     return Left(total, dict(counts))
 
 
-def compacted(lines: Sequence[Line], policy: Policy) -> list[Line]:
+def compacted(lines: Sequence[ParsedLine], policy: Policy) -> list[ParsedLine]:
     """Return at most three quarters of the limit, in order.
 
     The first and the newest line always stay.
@@ -105,7 +105,7 @@ def compacted(lines: Sequence[Line], policy: Policy) -> list[Line]:
     return result
 
 
-def _gap(lines: Sequence[Line], begin: int) -> int:
+def _gap(lines: Sequence[ParsedLine], begin: int) -> int:
     """Return the index, from `begin` on, of the last line before the first gap in `seq`."""
     for index in range(begin, len(lines) - 1):
         here, after = lines[index].row.get("seq"), lines[index + 1].row.get("seq")
@@ -114,7 +114,7 @@ def _gap(lines: Sequence[Line], begin: int) -> int:
     return begin
 
 
-def _fitting(lines: Sequence[Line], size_bytes: float) -> int:
+def _fitting(lines: Sequence[ParsedLine], size_bytes: float) -> int:
     """Return how many leading lines fit; at least one, if there are any."""
     total = 0
     for count, line in enumerate(lines):
@@ -124,7 +124,7 @@ def _fitting(lines: Sequence[Line], size_bytes: float) -> int:
     return len(lines)
 
 
-def _of_middle(middle: Sequence[Line], policy: Policy) -> list[Line]:
+def _of_middle(middle: Sequence[ParsedLine], policy: Policy) -> list[ParsedLine]:
     marked = [(line, policy.notable(line.row)) for line in middle]
     kept = [
         line
@@ -139,7 +139,9 @@ def _of_middle(middle: Sequence[Line], policy: Policy) -> list[Line]:
     return kept
 
 
-def _compaction_line(before: Left, gone: Sequence[Line], last: Row, policy: Policy) -> Line:
+def _compaction_line(
+    before: Left, gone: Sequence[ParsedLine], last: Row, policy: Policy
+) -> ParsedLine:
     """Return the line that counts omissions.
 
     It takes the `seq` of an omitted line, the one after `last`.
@@ -162,4 +164,4 @@ def _compaction_line(before: Left, gone: Sequence[Line], last: Row, policy: Poli
         "values": {},
         "details": {"dropped": total, **dict(counts.most_common(24))},
     }
-    return Line(json.dumps(row).encode(), row)
+    return ParsedLine(json.dumps(row).encode(), row)

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, final
 
-from elasticdl.history.compaction import HISTORY, Line, Policy, Row, left_out, parsed
+from elasticdl.history.compaction import HISTORY, ParsedLine, Policy, Row, left_out, parsed
 from elasticdl.history.diagnosis import Story
 from elasticdl.history.job_event import EventStep, JobEvent, job_event
 from elasticdl.history.lines import JsonLines, read_lines, read_text
@@ -165,7 +165,7 @@ def read_events(path: Path) -> tuple[list[JobEvent], int]:
     return list(_in_order(lines, 0)), left_out(lines).lines
 
 
-def _in_order(lines: Sequence[Line], seq: int) -> Iterator[JobEvent]:
+def _in_order(lines: Sequence[ParsedLine], seq: int) -> Iterator[JobEvent]:
     """Yield the valid events of lines whose numbers grow from `seq` on."""
     for line in lines:
         try:

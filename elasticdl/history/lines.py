@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
 
-from elasticdl.history.compaction import Line, Policy, compacted, parsed
+from elasticdl.history.compaction import ParsedLine, Policy, compacted, parsed
 from elasticdl.history.raw_file import RawFile
 from elasticdl.private_file import private, replace_atomically
 
@@ -153,7 +153,7 @@ def read_text(path: Path, until_bytes: int | None = None) -> bytes:
         return b""
 
 
-def read_lines(path: Path, until_bytes: int | None = None) -> list[Line]:
+def read_lines(path: Path, until_bytes: int | None = None) -> list[ParsedLine]:
     """Read the lines of the last 64 MiB of a file; return nothing if it does not exist.
 
     Raises OSError if the file cannot be read.

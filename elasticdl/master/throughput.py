@@ -17,7 +17,7 @@ _FINEST_S = 0.5
 
 
 @dataclass(slots=True)
-class _Window:
+class _SlidingCount:
     """Records by time, coarse enough for about forty pairs per window."""
 
     began_s: float
@@ -47,8 +47,8 @@ class Throughput:
         self._task = task
         self._offsets: dict[tuple[ShardId, int], int] = {}
         self._ring_number = 0
-        self._total: _Window | None = None
-        self._workers: dict[ProcessName, _Window] = {}
+        self._total: _SlidingCount | None = None
+        self._workers: dict[ProcessName, _SlidingCount] = {}
 
     def granted(self, lease: Lease) -> None:
         """Start a lease at its offset."""
@@ -79,13 +79,13 @@ class Throughput:
         # Nobody knows how long the first records took, so they start the window and do not count in
         # its rate.
         if self._total is None:
-            self._total = _Window(at_s)
+            self._total = _SlidingCount(at_s)
         else:
             self._total.add(at_s, records)
         if worker in self._workers:
             self._workers[worker].add(at_s, records)
         else:
-            self._workers[worker] = _Window(at_s)
+            self._workers[worker] = _SlidingCount(at_s)
 
     def leave(self, worker: ProcessName) -> None:
         """Forget an ended worker."""

@@ -23,7 +23,7 @@ from elasticdl.model.ps_model import PsModel
 from elasticdl.model.row_runs import Pages
 from elasticdl.model.structure import Structure
 from elasticdl.model.usercode import user_code
-from elasticdl.model.variables_file import Parts, replace_values, stand_in
+from elasticdl.model.variables_file import ArrayInParts, replace_values, stand_in
 from elasticdl.private_file import temporary_name
 from elasticdl.rpc.parameters import Floats
 
@@ -208,7 +208,10 @@ class _Rows:
     """The lookup of a table in the exported graph, its variables, and their values."""
 
     def __init__(
-        self, call: Callable[[Tensor], Tensor], variables: list[tf.Variable], values: list[Parts]
+        self,
+        call: Callable[[Tensor], Tensor],
+        variables: list[tf.Variable],
+        values: list[ArrayInParts],
     ) -> None:
         self.call = call
         self.variables = variables
@@ -216,7 +219,7 @@ class _Rows:
 
 
 def _gather(stored: BoundedTable, name: str) -> _Rows:
-    value = Parts(stored.shape, stored.dtype, stored.parts())
+    value = ArrayInParts(stored.shape, stored.dtype, stored.parts())
     matrix = stand_in(value, name)
 
     def call(ids: Tensor) -> Tensor:
@@ -235,8 +238,8 @@ def _search(stored: UnboundedTable, name: str) -> _Rows:
     (count, dim), dtype = stored.shape, stored.dtype
     none = np.zeros((1, dim), dtype)
     values = [
-        Parts((count,), np.dtype(np.int64), stored.ids()),
-        Parts((count + 1, dim), dtype, chain(stored.parts(), [none])),
+        ArrayInParts((count,), np.dtype(np.int64), stored.ids()),
+        ArrayInParts((count + 1, dim), dtype, chain(stored.parts(), [none])),
     ]
     keys, rows = stand_in(values[0], f"{name}_ids"), stand_in(values[1], name)
 

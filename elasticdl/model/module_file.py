@@ -221,7 +221,7 @@ def _bound(node: ast.AST) -> Iterable[str]:
         case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
             # A function may make names global.
             inner = (inner for inner in ast.walk(node) if isinstance(inner, ast.Global))
-            return [node.name, *(name for one in inner for name in one.names)]
+            return [node.name, *(name for child in inner for name in child.names)]
         case _:
             return ()
 

@@ -32,7 +32,7 @@ def gathered(
     for index, gradient in gradients.items():
         kind = tuple(gradient.values.shape[1:]), wide([gradient.values.dtype])
         groups.setdefault(kind, []).append(index)
-    found: dict[int, RowSlices] = {}
+    slices: dict[int, RowSlices] = {}
     for number, ((_, dtype), indices) in enumerate(groups.items()):
         tables = len(indices)
         # A key has the id and its table, so that one exchange has the ids of all tables.
@@ -53,8 +53,8 @@ def gathered(
         rows = reducer.gathered(f"rows.{number}", rows)
         if summed:
             keys, rows = merged(keys, rows)
-        found |= zip(indices, _by_table(keys, rows, tables), strict=True)
-    return found
+        slices |= zip(indices, _by_table(keys, rows, tables), strict=True)
+    return slices
 
 
 def merged(ids: Tensor, rows: Tensor) -> RowSlices:

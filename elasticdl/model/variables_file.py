@@ -24,7 +24,7 @@ Array: TypeAlias = NDArray[Any]
 
 @final
 @dataclass(frozen=True, slots=True)
-class Parts:
+class ArrayInParts:
     """A value of `shape` and type `dtype`; the parts are its rows, in order."""
 
     shape: tuple[int, ...]
@@ -32,14 +32,14 @@ class Parts:
     parts: Iterable[Array]
 
 
-def stand_in(value: Parts, name: str) -> tf.Variable:
+def stand_in(value: ArrayInParts, name: str) -> tf.Variable:
     """A variable for a value that `replace_values` writes."""
     row = value.shape[1:]
     empty = np.zeros((0, *row), value.dtype)
     return tf.Variable(empty, trainable=False, name=name, shape=(None, *row))
 
 
-def replace_values(saved_model: Path, values: Mapping[str, Parts]) -> None:
+def replace_values(saved_model: Path, values: Mapping[str, ArrayInParts]) -> None:
     """Give the variables of a SavedModel their values; `values` is by the name in its bundle.
 
     Raises OSError if the disk is full or not writable.
@@ -73,7 +73,7 @@ def _without(prefix: Path, names: set[str], bundle: Path) -> Path:
     return _saved(bundle, {name: ("", reader.get_tensor(name)) for name in others})
 
 
-def _written(name: str, value: Parts, folder: Path, number: int) -> list[Path]:
+def _written(name: str, value: ArrayInParts, folder: Path, number: int) -> list[Path]:
     """Bundles of the parts of a value."""
     if not value.shape[0]:
         return [_saved(folder / f"{number}", {name: ("", np.empty(value.shape, value.dtype))})]

@@ -392,11 +392,11 @@ def report_to_wire(report: Report, sequence: int) -> pb.ReportRequest:
             if report.activity
             else None
         ),
-        state=_state_told_to_wire(report.state) if report.state is not None else None,
+        state=_process_state_to_wire(report.state) if report.state is not None else None,
     )
 
 
-def _state_told_to_wire(state: State) -> pb.State:
+def _process_state_to_wire(state: State) -> pb.State:
     held = [applied_to_wire(applied) for applied in state.held]
     return pb.State(
         held=held,
@@ -406,7 +406,7 @@ def _state_told_to_wire(state: State) -> pb.State:
     )
 
 
-def _state_told_from_wire(message: pb.State) -> State:
+def _process_state_from_wire(message: pb.State) -> State:
     held = tuple(applied_from_wire(applied) for applied in message.held[:_MAX_PARTS])
     doing = message.doing[:_MAX_NAME_CHARS]
     return State(held, message.stacks[:MOST_STACK_CHARS], doing, _innermost(message.frames))
@@ -449,7 +449,7 @@ def report_from_wire(message: pb.ReportRequest) -> Report:
         met={_text(name): count_of(count, "pushes") for name, count in message.met.items()},
         crowded=message.crowded,
         activity=_activity_from_wire(message.activity) if message.HasField("activity") else None,
-        state=_state_told_from_wire(message.state) if message.HasField("state") else None,
+        state=_process_state_from_wire(message.state) if message.HasField("state") else None,
     )
 
 

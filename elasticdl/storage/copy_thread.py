@@ -43,7 +43,7 @@ class CopyThread:
         """
         self._copy, self._changed, self._pace = copy, changed, pace
         self._good_s = time.monotonic()
-        self._told = self._is_last = False
+        self._error_reported = self._is_last = False
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="copies to a store", daemon=True)
 
@@ -77,15 +77,15 @@ class CopyThread:
                 return
 
     def _succeeded(self) -> None:
-        if self._told:
+        if self._error_reported:
             self._changed("")
-        self._good_s, self._told = time.monotonic(), False
+        self._good_s, self._error_reported = time.monotonic(), False
 
     def _failed(self, why: str) -> None:
         _LOG.info("cannot copy: %s; trying again every %.0f s", why, self._pace.every_s)
-        if not self._told and time.monotonic() - self._good_s >= self._pace.patience_s:
+        if not self._error_reported and time.monotonic() - self._good_s >= self._pace.patience_s:
             self._changed(why)
-            self._told = True
+            self._error_reported = True
 
 
 @final

@@ -26,7 +26,7 @@ _BEHIND_THE_END = re.compile(r"InvalidRange|INVALID_RANGE|HTTP status 416\b")
 
 @final
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StoreEntry:
     """An object of a listing, or a folder; `mtime_ns` is 0 if the store does not know it."""
 
     address: str
@@ -97,7 +97,7 @@ class Store:
         opened = self.open(address, limits)
         return opened.read(0, opened.size_bytes)
 
-    def look_at(self, address: str, limits: Limits = RUNNING) -> Entry | None:
+    def look_at(self, address: str, limits: Limits = RUNNING) -> StoreEntry | None:
         """What is at an address; None if nothing."""
         info = attempt(
             address,
@@ -107,7 +107,9 @@ class Store:
         )
         return self._entry(info)
 
-    def listed(self, address: str, *, deep: bool = False, limits: Limits = RUNNING) -> list[Entry]:
+    def listed(
+        self, address: str, *, deep: bool = False, limits: Limits = RUNNING
+    ) -> list[StoreEntry]:
         """What a folder contains, `deep` with all below it, sorted by address."""
         from pyarrow.fs import FileSelector
 
@@ -192,14 +194,14 @@ class Store:
         key = parse(address).key
         return f"{self._prefix}/{key}" if key else self._prefix or "/"
 
-    def _entry(self, info: FileInfo) -> Entry | None:
+    def _entry(self, info: FileInfo) -> StoreEntry | None:
         from pyarrow.fs import FileType
 
         if info.type not in (FileType.File, FileType.Directory):
             return None
         # fsspec's paths may begin with a slash.
         key = info.path.strip("/").removeprefix(self._prefix.strip("/")).strip("/")
-        return Entry(
+        return StoreEntry(
             f"{self._root}/{key}",
             info.type is FileType.Directory,
             info.size or 0,

@@ -83,7 +83,7 @@ class Following(Generic[T]):
     ) -> None:
         self._tracker, self._run = tracker, run
         self._rows, self._state = rows, state
-        self._opened, self._told = False, False
+        self._opened, self._announced = False, False
 
     def advance(self, say: Say) -> None:
         """Open the run if it is not open, and send all new rows. Raises what the tracker raises."""
@@ -92,8 +92,8 @@ class Following(Generic[T]):
             self._state.save(self._state.position)
             where = self._tracker.open(self._run)
             self._opened = True
-            if not self._told:
-                self._told = True
+            if not self._announced:
+                self._announced = True
                 say("info", _shown(f"tracking this job: {where}"))
         while rows := self._rows.read():
             is_safe = self._tracker.log(rows)

@@ -215,7 +215,7 @@ class Link:
         orders.start()
 
         def report(error: StoodStill) -> None:
-            _tell_standing(error, outbox, reporter)
+            _report_standstill(error, outbox, reporter)
 
         watch.start(shutdown, around.leave, report)
         return cls(attached, context, orders, reporter, parameters, generations, revival, turns)
@@ -318,7 +318,7 @@ def _tell_failure(reason: Failed, error: BaseException, link: Link) -> None:
         )
 
 
-def _tell_standing(error: StoodStill, outbox: Outbox, reporter: Reporter) -> None:
+def _report_standstill(error: StoodStill, outbox: Outbox, reporter: Reporter) -> None:
     """Report user code that stood still; another worker may try it, within the job's budget."""
     outbox.fail(
         Failure(

@@ -13,7 +13,7 @@ from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from tests.fuzz_jobs.chaos import Role
 from tests.fuzz_jobs.command import Prepared
-from tests.fuzz_jobs.flags import DRAWN, EXCLUDED, MOST_STEPS, Place, Strategy, draw
+from tests.fuzz_jobs.flags import DRAWN, EXCLUDED, MOST_STEPS, Placeholder, Strategy, draw
 from tests.fuzz_jobs.fuzzing import Plan
 from tests.fuzz_jobs.running import Verdict
 
@@ -64,7 +64,7 @@ def test_no_job_is_drawn_that_is_refused_and_none_that_takes_for_ever(strategy: 
     for seed in SEEDS:
         draft = draw(seed, strategy)
         flags = {
-            name: f"/{value}" if isinstance(value, Place) else value
+            name: f"/{value}" if isinstance(value, Placeholder) else value
             for name, value in draft.flags.items()
         }
         flags |= {"status_port": 0}

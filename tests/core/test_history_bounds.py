@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticdl.history.compaction import HISTORY, Line, Policy, compacted, left_out
+from elasticdl.history.compaction import HISTORY, ParsedLine, Policy, compacted, left_out
 from elasticdl.history.event_log import KEPT, EventLog, _notable, read_events
 from elasticdl.history.job_event import EventStep, meaning
 from elasticdl.history.lines import JsonLines, read_lines
@@ -35,11 +35,11 @@ ROWS = st.lists(
 )
 
 
-def lines_of(rows: list[dict[str, str]]) -> list[Line]:
+def lines_of(rows: list[dict[str, str]]) -> list[ParsedLine]:
     found = []
     for seq, row in enumerate(rows):
         whole = {"seq": seq, "at": 1000.0 + seq, "at_s": float(seq), **row}
-        found.append(Line(json.dumps(whole).encode(), whole))
+        found.append(ParsedLine(json.dumps(whole).encode(), whole))
     return found
 
 

@@ -9,7 +9,13 @@ import pytest
 from elasticdl.job_status import UpdateCounts
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from elasticdl.master.core.updates import UpdateAccount, UpdateMark, _Part, _Restored, _Updates
+from elasticdl.master.core.updates import (
+    UpdateAccount,
+    UpdateMark,
+    _Restored,
+    _UnmetRestore,
+    _Updates,
+)
 from tests.core.conftest import Bench, ps, worker
 
 pytestmark = pytest.mark.core
@@ -32,7 +38,7 @@ def account(booked: int, has: int) -> UpdateAccount:
     """A worker that has not met a restored server, which has so many of its pushes."""
     made = UpdateAccount()
     made.reported(e.PushesReported(0.0, worker(0), booked), {})
-    made._of(str(worker(0))).lacking[ps(0)] = _Part(has, True, 0.0)
+    made._of(str(worker(0))).lacking[ps(0)] = _UnmetRestore(has, True, 0.0)
     return made
 
 
@@ -70,8 +76,8 @@ def test_steps_that_a_ring_lost_are_undone_and_never_fewer_than_none() -> None:
 def test_a_worker_that_a_restored_server_does_not_know_has_no_push_there() -> None:
     made = UpdateAccount()
     made._restored[ps(0)] = _Restored({str(worker(0)): 4}, True, 7.0)
-    assert made._of(str(worker(0))).lacking == {ps(0): _Part(4, True, 7.0)}
-    assert made._of(str(worker(1))).lacking == {ps(0): _Part(0, True, 7.0)}
+    assert made._of(str(worker(0))).lacking == {ps(0): _UnmetRestore(4, True, 7.0)}
+    assert made._of(str(worker(1))).lacking == {ps(0): _UnmetRestore(0, True, 7.0)}
 
 
 def lost_again(*, first_lacks: int, second_lacks: int) -> UpdateCounts:

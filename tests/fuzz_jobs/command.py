@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.fuzz_jobs import records
-from tests.fuzz_jobs.flags import STYLES, Draft, Place, Value
+from tests.fuzz_jobs.flags import STYLES, Draft, Placeholder, Value
 
 ZOO = Path(__file__).parent / "zoo"
 
@@ -63,20 +63,20 @@ def prepared(draft: Draft, folder: Path) -> Prepared:
     if draft.bad:
         _spoil(draft, folder / "training")
     places = {
-        Place.ZOO: folder / "zoo",
-        Place.TRAINING: training,
-        Place.VALIDATION: (
+        Placeholder.ZOO: folder / "zoo",
+        Placeholder.TRAINING: training,
+        Placeholder.VALIDATION: (
             _write_data(draft, folder / "validation", (draft.validation,))
             if draft.validation
             else ""
         ),
-        Place.OUTPUT: folder / "export",
-        Place.TENSORBOARD: folder / "tensorboard",
-        Place.JOB: folder / "job",
-        Place.FREE_PORT: _free_port() if Place.FREE_PORT in draft.flags.values() else 0,
+        Placeholder.OUTPUT: folder / "export",
+        Placeholder.TENSORBOARD: folder / "tensorboard",
+        Placeholder.JOB: folder / "job",
+        Placeholder.FREE_PORT: _free_port() if Placeholder.FREE_PORT in draft.flags.values() else 0,
     }
     values = {
-        name: str(places[value]) if isinstance(value, Place) else value
+        name: str(places[value]) if isinstance(value, Placeholder) else value
         for name, value in draft.flags.items()
     }
     arguments = _given(draft, values)

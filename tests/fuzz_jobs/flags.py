@@ -46,7 +46,7 @@ STYLES: Mapping[str, tuple[str, str]] = {
 """
 
 
-class Place(StrEnum):
+class Placeholder(StrEnum):
     """Values that only whoever runs the job can know."""
 
     ZOO = "zoo"
@@ -68,7 +68,7 @@ class Then(StrEnum):
     """Another job begins with its newest checkpoint."""
 
 
-Value = Place | int | float | str
+Value = Placeholder | int | float | str
 
 
 @dataclass
@@ -294,7 +294,7 @@ def _reader_params(draft: Draft) -> Value | None:
 
 
 def _validation(draft: Draft) -> Value | None:
-    return Place.VALIDATION if draft.validation else None
+    return Placeholder.VALIDATION if draft.validation else None
 
 
 def _records_per_task(draft: Draft) -> Value | None:
@@ -435,10 +435,10 @@ def _job_name(draft: Draft) -> Value | None:
 
 
 DRAWN: Mapping[str, Draw] = {
-    "model_zoo": lambda draft: Place.ZOO,
+    "model_zoo": lambda draft: Placeholder.ZOO,
     "model_def": _model_def,
     "model_params": _model_params,
-    "training_data": lambda draft: Place.TRAINING,
+    "training_data": lambda draft: Placeholder.TRAINING,
     "validation_data": _validation,
     "data_reader_params": _reader_params,
     "minibatch_size": lambda draft: draft.batch,
@@ -466,16 +466,16 @@ DRAWN: Mapping[str, Draw] = {
     "checkpoint_steps": _checkpoint_steps,
     "checkpoint_seconds": _checkpoint_seconds,
     "keep_checkpoint_max": _one_of(None, 0, 1, 2, 5),
-    "output": _maybe(0.9, lambda draft: Place.OUTPUT),
-    "tensorboard_log_dir": _maybe(0.15, lambda draft: Place.TENSORBOARD),
+    "output": _maybe(0.9, lambda draft: Placeholder.OUTPUT),
+    "tensorboard_log_dir": _maybe(0.15, lambda draft: Placeholder.TENSORBOARD),
     "job_name": _job_name,
-    "job_dir": lambda draft: Place.JOB,
+    "job_dir": lambda draft: Placeholder.JOB,
     "num_workers": _workers,
     "autoscale": _autoscale,
     "backup_workers": _in_steps(_backup_workers),
     "num_ps_pods": _servers,
     "max_relaunches": _one_of(None, None, 0, 5),
-    "status_port": _one_of(None, None, 0, Place.FREE_PORT),
+    "status_port": _one_of(None, None, 0, Placeholder.FREE_PORT),
     "envs": _envs,
     "tls": _one_of(None, None, "auto", "on", "off"),
     "stall_seconds": _one_of(None, None, 0, 30, 600.5),

@@ -79,7 +79,7 @@ class Jobs:
         """Run one command to its end."""
         return subprocess.run(
             self.command(verb, *arguments),
-            **self.surroundings(),
+            **self.process_options(),
             capture_output=True,
             text=True,
             timeout=limit_s,
@@ -89,7 +89,7 @@ class Jobs:
         program = (sys.executable, "-m", "elasticdl.cli.main")
         return [*program, verb, *map(str, arguments), "--namespace", self.namespace]
 
-    def surroundings(self) -> dict[str, Any]:
+    def process_options(self) -> dict[str, Any]:
         """Of a command's process."""
         return {
             "cwd": self.folder,
@@ -172,7 +172,7 @@ class Job:
         told = self.jobs.folder.with_name(f"{self.name}.status")
         with told.open("w") as stdout:
             command = self.jobs.command("status", self.name, "--watch", "-o", "json")
-            process = subprocess.Popen(command, **self.jobs.surroundings(), stdout=stdout)
+            process = subprocess.Popen(command, **self.jobs.process_options(), stdout=stdout)
         return Watch(process, told)
 
     def causes(self, ended: Collection[str]) -> dict[str, str]:

@@ -58,8 +58,8 @@ def test_masters_end_in_every_way_and_nothing_else_restarts(jobs: Jobs) -> None:
     total = job.receipt()
     assert total["repeated"] == 0, job.story()
     assert job.metrics()["count"] == total["trained"], "the weights have each record once"
-    told = [event["text"] for event in job.events()]
-    assert not [text for text in told if "resumes from" in text or "starts over" in text]
+    texts = [event["text"] for event in job.events()]
+    assert not [text for text in texts if "resumes from" in text or "starts over" in text]
     status = jobs.place.read("jobs", job.name, namespace=jobs.namespace)["status"]
     assert (status["succeeded"], status.get("failed", 0)) == (1, 1), "only the one in the check"
 
@@ -90,25 +90,25 @@ def test_a_job_without_a_volume_is_taken_over_from_the_copies_of_its_journal(
         num_ps_pods=servers,
         envs=f"PACED_FOLDER={DATA}",
     )
-    with Told(job) as told:
-        until("it trains", told.continues, STEP_LIMIT_S, every_s=0.2, context=job.story)
+    with StatusWatch(job) as status:
+        until("it trains", status.continues, STEP_LIMIT_S, every_s=0.2, context=job.story)
         until_seen("all run", lambda: len(processes(job)) == 2 + servers, STEP_LIMIT_S)
         until_seen("copies are on record", lambda: on_record(job) == holders, STEP_LIMIT_S)
         before = processes(job)
         # That masters end in several ways need not be seen with a ring, too.
         for end in (kill_master, delete_by_force) if servers else (kill_master,):
-            told.taken_over(end, len(before))
+            status.taken_over(end, len(before))
             assert processes(job) == before, job.story()
             until_seen("copies are on record", lambda: on_record(job) == holders, STEP_LIMIT_S)
         # The master of now has counted what is repeated.
-        until("it goes on", told.continues, STEP_LIMIT_S, every_s=0.2, context=job.story)
+        until("it goes on", status.continues, STEP_LIMIT_S, every_s=0.2, context=job.story)
         (jobs.folder / "hurry").touch()
         code, said = job.wait(400.0)
     assert code == 0, f"{said}\n{job.story()}"
-    assert told.repeated == 0
+    assert status.repeated == 0
 
 
-class Told:
+class StatusWatch:
     """What the masters of a job tell, whose directory nobody but they can read."""
 
     def __init__(self, job: Job) -> None:

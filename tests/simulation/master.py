@@ -84,7 +84,7 @@ class Journal:
 
 
 @final
-class _Hands:
+class _InterruptedExecutor:
     """The executor; a master may be killed between two commands."""
 
     def __init__(self, world: World, executor: Executor) -> None:
@@ -220,7 +220,7 @@ class Master:
             world.journal,
             self.inbox,
             self.gateway,
-            _Hands(world, executor),  # type: ignore[arg-type]
+            _InterruptedExecutor(world, executor),  # type: ignore[arg-type]
         )
         self._roster = roster
 

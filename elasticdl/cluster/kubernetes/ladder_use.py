@@ -5,7 +5,7 @@ from __future__ import annotations
 from elasticdl.cluster.base import Role
 from elasticdl.cluster.kubernetes.api_refusals import refusal
 from elasticdl.cluster.kubernetes.apiserver import ApiRefused, ApiServer
-from elasticdl.cluster.kubernetes.planning import trial_pod
+from elasticdl.cluster.kubernetes.planning import dry_run_pod
 from elasticdl.cluster.priority_ladder import classes_of
 from elasticdl.job import JobSpec
 from elasticdl.kubernetes_flags import LadderUse
@@ -58,7 +58,7 @@ def _missing(names: list[str], *, whole: bool) -> str:
 
 async def _refused_pod(api: ApiServer, spec: JobSpec, namespace: str, *, readable: bool) -> str:
     """Why the namespace may not use the classes, by the dry run of a pod on the last rung."""
-    pod = trial_pod(spec, namespace, Role.WORKER, spec.cluster.num_workers.high)
+    pod = dry_run_pod(spec, namespace, Role.WORKER, spec.cluster.num_workers.high)
     try:
         await api.create(f"/api/v1/namespaces/{namespace}/pods", pod, dry_run=True)
     except ApiRefused as refused:

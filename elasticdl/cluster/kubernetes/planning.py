@@ -158,11 +158,11 @@ def pod_objects(spec: JobSpec, namespace: str) -> tuple[Json, Json, Json]:
         },
         "spec": template["spec"],
     }
-    worker, server = (trial_pod(spec, namespace, role) for role in (Role.WORKER, Role.PS))
+    worker, server = (dry_run_pod(spec, namespace, role) for role in (Role.WORKER, Role.PS))
     return master, worker, server
 
 
-def trial_pod(spec: JobSpec, namespace: str, role: Role, place: int = 0) -> Json:
+def dry_run_pod(spec: JobSpec, namespace: str, role: Role, place: int = 0) -> Json:
     """The first pod of a role without an owner, for dry runs. `place`: see `pod_plan`."""
     owner = Owner(namespace, spec.cluster.job_name, "00000000-0000-0000-0000-000000000000")
     manifest = pod(owner, pod_plan(spec, role, place), ProcessSpec(ProcessName(role, 0), ()))

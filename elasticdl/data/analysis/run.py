@@ -45,7 +45,7 @@ class Analysis:
 
 
 @dataclass(slots=True)
-class _Part:
+class _RangeStatistics:
     """The statistics of a range of records."""
 
     records: int
@@ -69,7 +69,7 @@ def analyze(
         sources = reader.sources()
         names = _chosen(analysis, reader)
         total = sum(source.records for source in sources)
-        whole = _Part(0, 0, (), {name: ColumnSummary() for name in names})
+        whole = _RangeStatistics(0, 0, (), {name: ColumnSummary() for name in names})
         for part in _parts(analysis, reader, sources, names, processes):
             _merge(whole, part, analysis.max_bad_records)
             progress(whole.records, total)
@@ -111,7 +111,7 @@ def _chosen(analysis: Analysis, reader: Reader) -> tuple[str, ...]:
     return analysis.columns or available
 
 
-def _merge(whole: _Part, part: _Part, max_bad_records: int) -> None:
+def _merge(whole: _RangeStatistics, part: _RangeStatistics, max_bad_records: int) -> None:
     whole.records += part.records
     whole.bad += part.bad
     whole.bad_examples = (*whole.bad_examples, *part.bad_examples)[:3]
@@ -141,7 +141,7 @@ def _parts(
     sources: Sequence[Source],
     names: Sequence[str],
     processes: int,
-) -> Iterator[_Part]:
+) -> Iterator[_RangeStatistics]:
     """The statistics of all ranges, in order."""
     ranges = _cut(sources)
     processes = min(processes, len(ranges))
@@ -157,7 +157,7 @@ def _parts(
     )
     try:
         left = iter(ranges)
-        under_way: deque[Future[_Part]] = deque()
+        under_way: deque[Future[_RangeStatistics]] = deque()
         while True:
             # Results wait for their turn, so there must not be many.
             for shard in islice(left, 2 * processes - len(under_way)):
@@ -188,13 +188,13 @@ def _begin_process(
     _here = (_open(analysis, sources), names)
 
 
-def _read_here(shard: Shard) -> _Part:
+def _read_here(shard: Shard) -> _RangeStatistics:
     assert _here is not None
     return _read(*_here, shard)
 
 
-def _read(reader: Reader, names: Sequence[str], shard: Shard) -> _Part:
-    part = _Part(0, 0, (), {name: ColumnSummary() for name in names})
+def _read(reader: Reader, names: Sequence[str], shard: Shard) -> _RangeStatistics:
+    part = _RangeStatistics(0, 0, (), {name: ColumnSummary() for name in names})
     positions = {name: at for at, name in enumerate(reader.metadata.column_names)}
     for block in reader.read(shard):
         part.records += block.count

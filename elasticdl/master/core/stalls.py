@@ -116,7 +116,7 @@ class Stalls:
             case events.ActivityReported():
                 self._activities.reported(event)
             case events.StateReported():
-                self._told_state(event)
+                self._state_reported(event)
             case events.ProcessEnded() | events.ProcessSilent():
                 self._activities.forget(event.name)
                 self._words.pop(event.name, None)
@@ -387,7 +387,7 @@ class Stalls:
 
     # the debtors' answers
 
-    def _told_state(self, event: events.StateReported) -> None:
+    def _state_reported(self, event: events.StateReported) -> None:
         """Show the stacks of a process that was asked for them.
 
         Void leases on which worker and master disagree, so that they are leased again.

@@ -55,7 +55,7 @@ NOTHING = UpdateMark()
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _UnmetRestore:
     """A restored server that a worker has not met: the last of its updates that it `has`.
 
     `again`: the worker may push again what came after. `since_s`: when the server was restored.
@@ -68,14 +68,14 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Restored:
-    """What a restored server has of each worker: see `_Part`."""
+    """What a restored server has of each worker: see `_UnmetRestore`."""
 
     has: Mapping[str, int]
     again: bool
     since_s: float
 
-    def part(self, worker: str) -> _Part:
-        return _Part(self.has.get(worker, 0), self.again, self.since_s)
+    def part(self, worker: str) -> _UnmetRestore:
+        return _UnmetRestore(self.has.get(worker, 0), self.again, self.since_s)
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class _Updates:
     begin: int = 0
     booked: int = 0
     lost: list[Range] = field(default_factory=list)
-    lacking: dict[ProcessName, _Part] = field(default_factory=dict)
+    lacking: dict[ProcessName, _UnmetRestore] = field(default_factory=dict)
 
     def lose(self, after: int, last: int) -> None:
         """Count a range as lost; what is in it already counts once."""

@@ -152,8 +152,8 @@ class ProcessGateway:
             return HEARTBEAT_S
         return heartbeat_s(len(self.sessions))
 
-    def told_period_s(self, name: ProcessName) -> float:
-        """Return the same, to be told to the process: its silence counts from now on by that."""
+    def set_period_s(self, name: ProcessName) -> float:
+        """Return the period to tell a process; from now on its silence is measured against it."""
         period_s = self.period_s(name)
         if (session := self.sessions.heard(name)) is not None:
             session.heartbeat_s = period_s

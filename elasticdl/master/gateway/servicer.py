@@ -217,7 +217,7 @@ class MasterService:
             )
             if known:
                 # It has been told the rest, and thousands come at once.
-                period_s = self._gateway.told_period_s(event.name)
+                period_s = self._gateway.set_period_s(event.name)
                 return pb.AttachReply(term=self._welcome.term, heartbeat_s=period_s)
             await self._gateway.attach(
                 event,
@@ -232,7 +232,7 @@ class MasterService:
         back = self._checks.roll_back if is_server else None
         return pb.AttachReply(
             term=self._welcome.term,
-            heartbeat_s=self._gateway.told_period_s(event.name),
+            heartbeat_s=self._gateway.set_period_s(event.name),
             job=self._welcome.job(),
             servers=servers.addresses,
             first_server=servers.first,
@@ -306,7 +306,7 @@ class MasterService:
                 name, report, request.sequence, request.lease.sequence
             )
         return pb.ReportReply(
-            heartbeat_s=self._gateway.told_period_s(name),
+            heartbeat_s=self._gateway.set_period_s(name),
             lease=messages.lease_answer_to_wire(answer) if answer is not None else None,
         )
 

@@ -78,7 +78,7 @@ class Recovery:
         self._directory = directory
         self._records: list[tuple[float, Command]] = []
         self._core = JobState(spec, limits)
-        self._parts: list[_Part] = []
+        self._parts: list[_SegmentPrefix] = []
         self._events: Iterator[Event] = iter(())
         self.found = self._attempted(lambda: self._begin(run_name, spec, limits)) or False
 
@@ -181,16 +181,16 @@ def last_stop(directory: Path, run_name: str) -> StopRequested | None:
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _SegmentPrefix:
     """A segment, up to where it counts."""
 
     segment: Segment
     end: int
 
 
-def _parts(directory: Path, run: int) -> list[_Part]:
+def _parts(directory: Path, run: int) -> list[_SegmentPrefix]:
     """Return the segments of a run that count. Raises OSError, Corrupted."""
-    parts: list[_Part] = []
+    parts: list[_SegmentPrefix] = []
     for segment in files.segments(directory):
         if segment.run != run:
             continue
@@ -198,13 +198,13 @@ def _parts(directory: Path, run: int) -> list[_Part]:
         if after is not None:
             # An earlier master wrote the rest when it did not know yet that it was replaced.
             kept = [part for part in parts if part.segment.number <= after.segment]
-            parts = [*kept[:-1], *(_Part(part.segment, after.bytes) for part in kept[-1:])]
-        parts.append(_Part(segment, segment.path.stat().st_size))
+            parts = [*kept[:-1], *(_SegmentPrefix(part.segment, after.bytes) for part in kept[-1:])]
+        parts.append(_SegmentPrefix(segment, segment.path.stat().st_size))
     last = parts[-1].segment
-    return [*parts[:-1], _Part(last, files.whole_bytes(last.path))]
+    return [*parts[:-1], _SegmentPrefix(last, files.whole_bytes(last.path))]
 
 
-def _all_events(directory: Path, parts: Sequence[_Part]) -> Iterator[Event]:
+def _all_events(directory: Path, parts: Sequence[_SegmentPrefix]) -> Iterator[Event]:
     numbers = [part.segment.number for part in parts]
     present = {
         segment.number
@@ -219,7 +219,7 @@ def _all_events(directory: Path, parts: Sequence[_Part]) -> Iterator[Event]:
     yield from _events(parts, 0)
 
 
-def _events(parts: Sequence[_Part], offset: int) -> Iterator[Event]:
+def _events(parts: Sequence[_SegmentPrefix], offset: int) -> Iterator[Event]:
     for part in parts:
         last = part is parts[-1]
         yield from files.events_of(part.segment.path, last=last, offset=offset, end=part.end)
@@ -227,7 +227,7 @@ def _events(parts: Sequence[_Part], offset: int) -> Iterator[Event]:
 
 
 def _from_image(
-    directory: Path, parts: Sequence[_Part], spec: JobSpec, limits: Limits
+    directory: Path, parts: Sequence[_SegmentPrefix], spec: JobSpec, limits: Limits
 ) -> tuple[JobState, Iterator[Event]] | None:
     """Return the newest readable image's state, and the events after it; None if there is none."""
     ends = {part.segment.number: part.end for part in parts}

@@ -55,7 +55,7 @@ class LocalPlatform:
         self._cluster: SupervisedCluster | None = None
         self._ends_earlier = False
         """Processes of earlier masters cannot be taken over."""
-        self._told = 0
+        self._progress = 0
 
     @property
     def limits(self) -> Limits:
@@ -160,8 +160,8 @@ class LocalPlatform:
             )
 
     def progressed(self, records: int) -> None:
-        if self._cluster is not None and records != self._told:
-            self._told = records
+        if self._cluster is not None and records != self._progress:
+            self._progress = records
             self._cluster.progressed(records)
 
     async def tell(self, outcome: Outcome) -> None:

@@ -86,7 +86,9 @@ class JobCallbacks:
         self._version = 0
         if occasion.optimizer is not None and self._users:
             schedules = [
-                one.schedule for one in callbacks if isinstance(one, LearningRateScheduler)
+                callback.schedule
+                for callback in callbacks
+                if isinstance(callback, LearningRateScheduler)
             ]
             # The last one sets the rate, as in `schedule_of`.
             schedule = schedules[-1] if schedules else None

@@ -207,10 +207,13 @@ class _LocalFolders(_Folders):
     def _number_after(self, number: int) -> int:
         return _later(
             number,
-            {other: (self._place / str(other) / self._owner).exists() for other in self._found()},
+            {
+                other: (self._place / str(other) / self._owner).exists()
+                for other in self._existing()
+            },
         )
 
-    def _found(self) -> list[int]:
+    def _existing(self) -> list[int]:
         return [
             existing
             for name in os.listdir(self._place)
@@ -218,20 +221,20 @@ class _LocalFolders(_Folders):
         ]
 
     def prune(self, number: int) -> None:
-        for other in surplus(dict.fromkeys(self._found(), True), number, self._keep):
-            with _telling(self._place / str(other)):
+        for other in surplus(dict.fromkeys(self._existing(), True), number, self._keep):
+            with _logging_errors(self._place / str(other)):
                 _remove(self._place / str(other), self._place / str(other))
         for name in os.listdir(self._place):
             first, _, rest = name.removeprefix(".").partition(".")
             of = export_number(first)
             if name.startswith(".") and rest and of is not None and of <= number:
                 # Of an exporter that was killed.
-                with _telling(self._place / name):
+                with _logging_errors(self._place / name):
                     _remove_unused(self._place / name, self._place / first)
 
 
 @contextmanager
-def _telling(folder: Path) -> Iterator[None]:
+def _logging_errors(folder: Path) -> Iterator[None]:
     """Log what is wrong with one folder, so that the others are removed."""
     try:
         yield
@@ -383,16 +386,16 @@ class _StoredFolders(_Folders):
     def _number_after(self, number: int) -> int:
         whole_and_own = {SAVED_MODEL, self._owner}
         with _no_user_error():
-            contents = {other: self._names(self._place_of(other)) for other in self._found()}
+            contents = {other: self._names(self._place_of(other)) for other in self._existing()}
         return _later(number, {other: names >= whole_and_own for other, names in contents.items()})
 
-    def _found(self) -> list[int]:
+    def _existing(self) -> list[int]:
         numbers = (export_number(name) for name in self._names(self._place))
         return [number for number in numbers if number is not None]
 
     def prune(self, number: int) -> None:
         store = store_of(self._place)
-        there = {other: self._names(self._place_of(other)) for other in self._found()}
+        there = {other: self._names(self._place_of(other)) for other in self._existing()}
         whole = {other: SAVED_MODEL in names for other, names in there.items()}
         for other in surplus(whole, number, self._keep):
             folder = self._place_of(other)

@@ -70,7 +70,7 @@ class ShardPage:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _StateRows:
     """The shards of one ledger in one state: how many, and the rows from an offset on."""
 
     state: ShardState
@@ -95,7 +95,7 @@ def shard_page(ledgers: Sequence[Ledger], wish: ShardQuery, now_s: float) -> Sha
     return ShardPage(sum(part.size for part in parts), tuple(rows))
 
 
-def _parts(ledger: Ledger, now_s: float) -> list[_Part]:
+def _parts(ledger: Ledger, now_s: float) -> list[_StateRows]:
     leased = [held for held in ledger.held.values() if held.stage is Stage.LEASED]
     settling = [held for held in ledger.held.values() if held.stage is not Stage.LEASED]
     end = len(ledger.order) if ledger.stopped_at is None else ledger.stopped_at
@@ -103,20 +103,20 @@ def _parts(ledger: Ledger, now_s: float) -> list[_Part]:
     pieces = (*(held.piece for held in ledger.held.values()), *ledger.returned, *ledger.parked)
     not_done = {piece.number for piece in pieces if piece.epoch == ledger.epoch} | ledger.forgone
     return [
-        _Part(
+        _StateRows(
             ShardState.LEASED,
             len(leased),
             lambda skip: (_held_row(ledger, held, now_s) for held in leased[skip:]),
         ),
-        _Part(
+        _StateRows(
             ShardState.SETTLING,
             len(settling),
             lambda skip: (_held_row(ledger, held, now_s) for held in settling[skip:]),
         ),
         _pieces(ledger, ShardState.RETRIED, list(ledger.returned)),
         _pieces(ledger, ShardState.PARKED, ledger.parked),
-        _Part(ShardState.TODO, end - begun, lambda skip: _fresh(ledger, begun + skip, end)),
-        _Part(
+        _StateRows(ShardState.TODO, end - begun, lambda skip: _fresh(ledger, begun + skip, end)),
+        _StateRows(
             ShardState.DONE,
             begun - len(not_done),
             lambda skip: _done(ledger, begun, not_done, skip),
@@ -124,8 +124,8 @@ def _parts(ledger: Ledger, now_s: float) -> list[_Part]:
     ]
 
 
-def _pieces(ledger: Ledger, state: ShardState, pieces: Sequence[Piece]) -> _Part:
-    return _Part(
+def _pieces(ledger: Ledger, state: ShardState, pieces: Sequence[Piece]) -> _StateRows:
+    return _StateRows(
         state,
         len(pieces),
         lambda skip: (_piece_row(ledger, piece, state) for piece in pieces[skip:]),

@@ -45,9 +45,9 @@ class ServerDelays:
 
     def __init__(self) -> None:
         self._claims: dict[ProcessName, _Claim] = {}
-        self._found: int | None = None
+        self._slowest: int | None = None
         self._since_s = 0.0
-        self._told: int | None = None
+        self._named: int | None = None
 
     def reported(
         self, worker: ProcessName, gauges: Mapping[str, float], at_s: float, first: int = 0
@@ -71,11 +71,11 @@ class ServerDelays:
         votes = Counter(claim.server for claim in fresh if claim.slow)
         server, count = votes.most_common(1)[0] if votes else (None, 0)
         slowest = server if 2 * count > len(fresh) else None
-        if slowest != self._found:
-            self._found, self._since_s = slowest, at_s
-        if slowest == self._told or at_s - self._since_s < _LASTS_S:
+        if slowest != self._slowest:
+            self._slowest, self._since_s = slowest, at_s
+        if slowest == self._named or at_s - self._since_s < _LASTS_S:
             return None
-        self._told = slowest
+        self._named = slowest
         if slowest is None:
             return ServerDelayed(at_s)
         of_it = [claim for claim in fresh if claim.slow and claim.server == slowest]
