@@ -111,12 +111,11 @@ class SeriesStore:
     """All curves of a job.
 
     A name has at most 64 labels. Quiet labels give their place to new ones; further labels are
-    counted and left out.
+    left out.
     """
 
     def __init__(self) -> None:
         self._series: dict[str, dict[str, Series]] = {}
-        self.labels_left_out = 0
         self._full_s: dict[str, float] = {}
         """When a name last had no room for a label, to avoid a second search at the same time."""
 
@@ -161,7 +160,6 @@ class SeriesStore:
                 self._full_s.get(name) == at_s or not _make_room(labels, at_s)
             ):
                 self._full_s[name] = at_s
-                self.labels_left_out += 1
                 return None
             series = labels[label] = _begun(name, label, unit)
         return series

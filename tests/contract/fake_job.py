@@ -139,7 +139,6 @@ class FakeJob:
         )
         self.servers: dict[str, CountingServer] = {}
         self.pace_s = pace_s
-        self.waits_seen: list[tuple[str, ...]] = []
         self._roster = PsRegistry(self.spec.servers, lambda name, _: self.servers[str(name)])
         fences = Fences(self._roster)
         self.gateway = ProcessGateway(self.inbox, self._roster, fences, Task.TRAINING, self.core)

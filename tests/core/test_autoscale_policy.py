@@ -30,7 +30,6 @@ Curve = Callable[[int], float]
 """Records per second of so many workers."""
 LENGTH_S = 2.0
 AHEAD = 10**9
-UNDONE = (Kind.GIVE_BACK, Kind.RESTORE)
 
 
 def linear(workers: int) -> float:
