@@ -321,7 +321,8 @@ def test_old_checkpoints_go_but_for_those_that_others_need(
         job.take()
     # Version 10 was never complete.
     assert not names(server, 5) and not names(server, 10)
-    assert all(not one.problems for one in inspection.verify_copies(ADDRESS))
+    verified = inspection.verify_copies(ADDRESS)
+    assert verified and all(not checkpoint.problems for checkpoint in verified)
 
 
 def test_a_job_begins_with_a_checkpoint_that_nobody_fetches(job: Job, tmp_path: Path) -> None:

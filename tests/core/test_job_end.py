@@ -379,6 +379,7 @@ def test_what_is_asked_for_too_late_is_refused_in_words_and_changes_nothing() ->
             for row in job.state.status().processes
             if row.state == "ready" and row.role == "worker"
         ]
+        assert bool(live) == (phase != "ended")
         assert all(words in job.state.why_not_replace(ProcessName.parse(name)) for name in live)
         job.put(e.ScaleRequested(0, 1, 9))
         job.put(e.CheckpointRequested(0))

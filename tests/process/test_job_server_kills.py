@@ -211,7 +211,7 @@ def test_the_number_of_servers_changes_there_and_back_with_kills_and_loses_no_up
     assert code == 0, output
     print([one["text"] for one in job.events() if one["kind"] == "scale"])
     back = returns(job)
-    assert all("no update of its part was lost" in one["text"] for one in back), back
+    assert back and all("no update of its part was lost" in one["text"] for one in back), back
     check_receipt(job, most_repeated=0)
     check_exact(tmp_path)
 

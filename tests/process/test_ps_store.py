@@ -111,7 +111,8 @@ def test_a_server_that_goes_with_its_disk_loses_no_update(
     # Another master goes on with the servers, and then the job with another number of them.
     last = asyncio.run(checkpoint(job, archive_of(tmp_path / "next"), 3))
     assert copies.manifest(last).links == ()
-    assert all(not one.problems for one in inspection.verify_copies(ADDRESS))
+    verified = inspection.verify_copies(ADDRESS)
+    assert verified and all(not checkpoint.problems for checkpoint in verified)
     beginning = archive_of(tmp_path / "resumed", resume=True).beginning()
     assert (beginning.restore_from, beginning.version) == (last, pushes)
     stage = Stage(1)
