@@ -107,15 +107,15 @@ def owner_of(image: str, wanted: str | None) -> Builder:
     )
 
 
-def why_not(builder: Builder) -> str:
-    """Return why a builder cannot be used; '' if it can."""
+def why_not(builder: Builder) -> str | None:
+    """Return why a builder cannot be used; None if it can."""
     if shutil.which(builder) is None:
         return f"{builder} is not installed"
     if builder is Builder.DOCKER and (
         answer := _ask(["docker", "version", "--format", "{{.Server.Version}}"])
     ):
         return f"the docker daemon does not answer ({answer})"
-    return ""
+    return None
 
 
 def carry_out(command: Sequence[str], what: str, limit_s: float) -> None:

@@ -235,17 +235,15 @@ def refuse_output_address(spec: JobSpec, *, again: bool = False) -> None:
     folders.try_to_write(place)
 
 
-def _why_fixed(path: Path) -> str:
-    """Return why a directory cannot be renamed; '' if it can."""
+def _why_fixed(path: Path) -> str | None:
+    """Return why a directory cannot be renamed; None if it can."""
     if path.is_symlink():
         return "it is a link"
     if path.is_mount():
         return "it is the root of a volume"
-    return (
-        ""
-        if os.access(path.parent, os.W_OK | os.X_OK)
-        else f"no permission to write to {path.parent}"
-    )
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        return f"no permission to write to {path.parent}"
+    return None
 
 
 def names_in(path: Path) -> list[str]:

@@ -128,8 +128,8 @@ def _plain(name: str, array: NDArray[Any]) -> NDArray[Any]:
     return np.array(texts, np.bytes_).reshape(array.shape)
 
 
-def _why_not_named(name: str) -> str:
-    """Why a file cannot hold an output of that name; '' if it can."""
+def _why_not_named(name: str) -> str | None:
+    """Why a file cannot hold an output of that name; None if it can."""
     if name in ABOUT:
         return (
             f"the model has an output named {name!r}, which describes the records in a file of"
@@ -137,4 +137,4 @@ def _why_not_named(name: str) -> str:
         )
     if len(name) > _MOST_NAME_CHARS:
         return f"the model has an output whose name has {len(name):,} characters: {name[:40]!r}…"
-    return f"the output {name!r} has a zero byte in its name" if "\0" in name else ""
+    return f"the output {name!r} has a zero byte in its name" if "\0" in name else None

@@ -119,7 +119,7 @@ def _synchronous(spec: JobSpec, costs: str, reason: str) -> SyncChoice:
     return SyncChoice(True, text, "info" if parts == workers else "warning", reason)
 
 
-def _asynchronous(spec: JobSpec, steps: int, obstacle: str) -> SyncChoice:
+def _asynchronous(spec: JobSpec, steps: int, obstacle: str | None) -> SyncChoice:
     workers = spec.cluster.num_workers.high
     return SyncChoice(
         False,
@@ -146,8 +146,8 @@ def _is_too_small(spec: JobSpec) -> bool:
     return spec.data.minibatch_size < 2 * LEAST_PART
 
 
-def _obstacle(spec: JobSpec, optimizer: Optimizer) -> str:
-    """Why workers cannot share steps, and what to do about it; '' if they can."""
+def _obstacle(spec: JobSpec, optimizer: Optimizer) -> str | None:
+    """Why workers cannot share steps, and what to do about it; None if they can."""
     size = spec.data.minibatch_size
     if _is_too_small(spec):
         return (
@@ -159,4 +159,4 @@ def _obstacle(spec: JobSpec, optimizer: Optimizer) -> str:
             "workers cannot share a step whose gradients are clipped: training may end worse than"
             " on one worker; a ring can do it (--distribution-strategy AllreduceStrategy)"
         )
-    return ""
+    return None

@@ -297,12 +297,12 @@ def taken(function: Callable[..., Any], params: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def missing(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
-    """Why `function` cannot be called with these keyword arguments; '' if it can."""
+def missing(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str | None:
+    """Why `function` cannot be called with these keyword arguments; None if it can."""
     try:
         inspect.signature(function).bind(**arguments)
     except TypeError as error:
         return str(error)
     except ValueError:
-        return ""
-    return ""
+        return None
+    return None

@@ -142,7 +142,7 @@ def status_details(message: str) -> str:
 
 
 class CallDenied(str):
-    """Why a call is refused, in words; '' if it is not."""
+    """Why a call is refused, in words."""
 
     code = grpc.StatusCode.FAILED_PRECONDITION
 
@@ -161,8 +161,8 @@ class Superseded(CallDenied):
     code = grpc.StatusCode.UNAVAILABLE
 
 
-Check = Callable[[Caller, str], str]
-"""(caller, method such as "Report") -> why it is refused, '' if it is not; see `CallDenied`."""
+Check = Callable[[Caller, str], str | None]
+"""(caller, method such as "Report") -> why it is refused, None if it is not; see `CallDenied`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,12 +29,12 @@ class TermGuard:
         """Whether the caller is the master of an earlier term."""
         return caller.term < self._term
 
-    def check(self, caller: Caller, method: str) -> str:
-        """Why the caller is refused, or ''. Its proof says that it is a master."""
+    def check(self, caller: Caller, method: str) -> str | None:
+        """Why the caller is refused, or None. Its proof says that it is a master."""
         if caller.name != "master":
             return f"{caller.name or 'an unnamed process'} is not a master and may not {method}"
         if caller.term < self._term:
             return f"the master of term {self._term} has replaced that of term {caller.term}"
         # A newer master is served from its first call on; it need not say so.
         self.learn(caller.term)
-        return ""
+        return None

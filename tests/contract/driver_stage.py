@@ -78,19 +78,19 @@ class ScriptedCore:
         self.answers: dict[type[Event], Callable[[Any], Sequence[Command]]] = {}
         self.too_late = ""
 
-    def why_not_scale(self, low: int, high: int) -> str:
+    def why_not_scale(self, low: int, high: int) -> str | None:
         return self.too_late
 
-    def why_not_scale_servers(self) -> str:
+    def why_not_scale_servers(self) -> str | None:
         return self.too_late
 
-    def what_steps_stay(self, workers: int) -> str:
+    def what_steps_stay(self, workers: int) -> str | None:
         return f"{workers} are too many"
 
     def place_of(self, server: int) -> tuple[ServerMap, bool]:
         return ServerMap(0, 2), False
 
-    def why_not_checkpoint(self) -> str:
+    def why_not_checkpoint(self) -> str | None:
         return self.too_late
 
     roll_back: RollBack | None = None

@@ -373,14 +373,16 @@ def test_what_is_asked_for_too_late_is_refused_in_words_and_changes_nothing() ->
         ("ended", "the job has ended"),
     ):
         assert job.state.status().phase == phase
-        assert words in job.state.why_not_scale(1, 2) and words in job.state.why_not_checkpoint()
+        assert words in present(job.state.why_not_scale(1, 2))
+        assert words in present(job.state.why_not_checkpoint())
         live = [
             row.name
             for row in job.state.status().processes
             if row.state == "ready" and row.role == "worker"
         ]
         assert bool(live) == (phase != "ended")
-        assert all(words in job.state.why_not_replace(ProcessName.parse(name)) for name in live)
+        for name in map(ProcessName.parse, live):
+            assert words in present(job.state.why_not_replace(name))
         job.put(e.ScaleRequested(0, 1, 9))
         job.put(e.CheckpointRequested(0))
         assert job.state.status().scale.high == 2

@@ -7,6 +7,7 @@ import pytest
 from elasticdl.cluster.base import ExitStatus
 from elasticdl.master.core.processes.budgets import Budgets
 from elasticdl.master.core.processes.causes import Cause, Verdict, verdict_of
+from tests.present import present
 
 pytestmark = pytest.mark.core
 
@@ -106,7 +107,7 @@ def test_user_errors_end_the_job_after_max_relaunches() -> None:
         False,
         True,
     ]
-    assert "ValueError: no" in budgets.user_error("worker-1: ValueError: no")
+    assert "ValueError: no" in present(budgets.user_error("worker-1: ValueError: no"))
 
 
 def test_a_user_error_that_is_blamed_on_a_shard_spends_nothing_else() -> None:
@@ -131,7 +132,7 @@ def test_crashes_end_the_job_only_if_nothing_gets_done_between_them() -> None:
         budgets.progressed()
     reasons = [budgets.died("w", told, answered=False) for _ in range(5)]
     assert [bool(reason) for reason in reasons] == [False] * 4 + [True]
-    assert "exit code 3: bye" in reasons[-1]
+    assert "exit code 3: bye" in present(reasons[-1])
 
 
 def test_kills_from_outside_are_borne_much_longer_than_crashes() -> None:

@@ -12,6 +12,7 @@ from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from elasticdl.shard import Source
 from tests.core.conftest import Bench
+from tests.present import present
 
 pytestmark = pytest.mark.core
 
@@ -88,9 +89,9 @@ def test_what_the_preflight_finds_after_a_stop_changes_nothing() -> None:
 
 def test_another_scale_a_checkpoint_and_a_worker_are_refused_during_the_preflight() -> None:
     job = started(job_dir="j", checkpoint_steps=2)
-    assert "model and data are being checked" in job.state.why_not_scale(1, 2)
-    assert "the job has not begun" in job.state.why_not_checkpoint()
-    assert "is not a process of this job" in job.state.why_not_replace(job.worker(0))
+    assert "model and data are being checked" in present(job.state.why_not_scale(1, 2))
+    assert "the job has not begun" in present(job.state.why_not_checkpoint())
+    assert "is not a process of this job" in present(job.state.why_not_replace(job.worker(0)))
     assert not job.state.may_attach(job.worker(0))
 
 

@@ -478,7 +478,7 @@ def test_scaling_up_starts_and_scaling_down_drains_the_newest() -> None:
 )
 def test_scaling_up_says_which_steps_the_job_keeps(flags: dict[str, Any], said: str) -> None:
     job = Bench.running(**flags, minibatch_size=64)
-    assert job.state.what_steps_stay(4).startswith(said)
+    assert present(job.state.what_steps_stay(4)).startswith(said)
     job.put(e.ScaleRequested(0, 1, 4))
     assert job.said(f"on request; {said}")
 

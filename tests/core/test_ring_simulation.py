@@ -13,6 +13,7 @@ from elasticdl.history.job_event import EventStep
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
 from tests.core.ring_world import KILLED, TRAIN, VALIDATION, RingWorld, Worker, make_spec
+from tests.present import present
 
 pytestmark = pytest.mark.core
 
@@ -65,7 +66,7 @@ def test_the_only_member_that_has_the_weights_is_not_replaced() -> None:
     world.put(e.ScaleRequested(0.0, 1, 1))
     grow(world)
     assert world.ring.members == (first,)
-    assert "no other worker has the weights" in world.state.why_not_replace(first)
+    assert "no other worker has the weights" in present(world.state.why_not_replace(first))
     assert not [
         one for one in world.put(e.ReplaceRequested(0.0, first)) if isinstance(one, c.StopProcess)
     ]

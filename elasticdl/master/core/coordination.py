@@ -97,8 +97,8 @@ class Coordination(Protocol):
     def at_work(self) -> tuple[int, int]:
         """How many workers train now, and a number that changes when others do."""
 
-    def why_not_replace(self, name: ProcessName) -> str:
-        """What would be lost if this live worker were sent away; '' if nothing."""
+    def why_not_replace(self, name: ProcessName) -> str | None:
+        """What would be lost if this live worker were sent away; None if nothing."""
 
     def gave_initial_values(self, worker: ProcessName) -> None:
         """Note that a worker supplied the initial weights."""

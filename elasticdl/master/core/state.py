@@ -143,20 +143,20 @@ class JobState:
         """Processes that have not ended."""
         return tuple(self._context.processes.going)
 
-    def why_not_replace(self, name: ProcessName) -> str:
-        """Why a person cannot replace this process; '' if they can."""
+    def why_not_replace(self, name: ProcessName) -> str | None:
+        """Why a person cannot replace this process; None if they can."""
         return self._parts.scaling.why_not_replace(name)
 
-    def why_not_scale(self, low: int, high: int) -> str:
-        """Why a person cannot change the number of workers to low:high; '' if they can."""
+    def why_not_scale(self, low: int, high: int) -> str | None:
+        """Why a person cannot change the number of workers to low:high; None if they can."""
         return self._parts.scaling.why_not_scale(low, high)
 
-    def what_steps_stay(self, workers: int) -> str:
-        """What the job chose for fewer workers and keeps, in words; '' if it suits as many."""
+    def what_steps_stay(self, workers: int) -> str | None:
+        """What the job chose for fewer workers and keeps, in words; None if it suits as many."""
         return self._parts.scaling.what_steps_stay(workers)
 
-    def why_not_scale_servers(self) -> str:
-        """Why the number of parameter servers cannot be changed; '' if it can."""
+    def why_not_scale_servers(self) -> str | None:
+        """Why the number of parameter servers cannot be changed; None if it can."""
         return self._parts.resizing.why_not()
 
     @property
@@ -173,8 +173,8 @@ class JobState:
         """The return of all servers to a checkpoint; None if none is under way."""
         return self._context.roll_back
 
-    def why_not_checkpoint(self) -> str:
-        """Why a person cannot request a checkpoint; '' if they can."""
+    def why_not_checkpoint(self) -> str | None:
+        """Why a person cannot request a checkpoint; None if they can."""
         return self._checkpointing.why_not()
 
     @property

@@ -255,7 +255,7 @@ class ProcessGateway:
         """
         if self.sessions.heard(worker) is None:
             # It may have left while its call waited.
-            raise Refused(self.sessions.refusal(worker, ""))
+            raise Refused(self.sessions.absence(worker))
         self._items[worker] = (ring_number, at_mark)
         return await self.leases.poll(worker, sequence, wait_s)
 
@@ -287,7 +287,7 @@ class ProcessGateway:
         """Post the events of a report. Events are handled in order: returns the last one."""
         presence = self.sessions.heard(name)
         if presence is None:
-            raise Refused(self.sessions.refusal(name, ""))
+            raise Refused(self.sessions.absence(name))
         self._check_ring_report(name, report)
         for cause, count in presence.reported(report.gauges).items():
             self._dropped(name, cause, count)

@@ -109,14 +109,14 @@ def _answering(call: Call) -> Iterator[None]:
 class RequestChecks(Protocol):
     """Which requests of users a job can still fulfil."""
 
-    def why_not_scale(self, low: int, high: int) -> str:
-        """Return why the number of workers cannot change to low:high, or ''."""
+    def why_not_scale(self, low: int, high: int) -> str | None:
+        """Return why the number of workers cannot change to low:high, or None."""
 
-    def what_steps_stay(self, workers: int) -> str:
-        """Return what does not follow a change to as many workers, or ''."""
+    def what_steps_stay(self, workers: int) -> str | None:
+        """Return what does not follow a change to as many workers, or None."""
 
-    def why_not_scale_servers(self) -> str:
-        """Return why the number of parameter servers cannot change, or ''."""
+    def why_not_scale_servers(self) -> str | None:
+        """Return why the number of parameter servers cannot change, or None."""
 
     def place_of(self, server: int) -> tuple[ServerMap, bool]:
         """Return the map of a server, and whether it stands by until it is told what to restore."""
@@ -125,8 +125,8 @@ class RequestChecks(Protocol):
     def roll_back(self) -> RollBack | None:
         """The return of all servers to a checkpoint; None if none is under way."""
 
-    def why_not_checkpoint(self) -> str:
-        """Return why no checkpoint can be taken, or ''."""
+    def why_not_checkpoint(self) -> str | None:
+        """Return why no checkpoint can be taken, or None."""
 
 
 @lru_cache(MAX_WORKERS)  # of callers that are connected
@@ -176,13 +176,13 @@ class MasterService:
         self._status = status
         self._checks = checks
 
-    def refusal(self, caller: Caller, method: str) -> str:
-        """Return why a caller who has proved its name is refused, or ''."""
+    def refusal(self, caller: Caller, method: str) -> str | None:
+        """Return why a caller who has proved its name is refused, or None."""
         name = _process(caller)
         if method not in _MAY[name.role if name else None]:
             return f"{caller.name or 'an unnamed caller'} may not call {method}"
         if name is None or method not in ATTACHED:
-            return ""
+            return None
         if caller.term != self._welcome.term:
             kind: type[CallDenied] = Superseded
             if caller.term < self._welcome.term:

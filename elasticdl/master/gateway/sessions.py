@@ -132,16 +132,20 @@ class Sessions:
         """Return the attached parameter servers."""
         return iter(tuple(self._servers.items()))
 
-    def refusal(self, name: ProcessName, instance: str) -> str:
-        """Return why this process may not use `name`, or '' if it may."""
+    def refusal(self, name: ProcessName, instance: str) -> str | None:
+        """Return why this process may not use `name`, or None if it may."""
+        present = self._present.get(name)
+        if name in self._left or present is None:
+            return self.absence(name)
+        if present.instance != instance:
+            return f"another process is already attached as {name}"
+        return None
+
+    def absence(self, name: ProcessName) -> str:
+        """Return how a process that is not attached left, or that it never attached."""
         if name in self._left:
             return f"{name} {self._left[name]}: this process was replaced"
-        present = self._present.get(name)
-        if present is None:
-            return f"{name} is not attached"
-        return (
-            "" if present.instance == instance else f"another process is already attached as {name}"
-        )
+        return f"{name} is not attached"
 
     def claim(self, name: ProcessName, instance: str) -> Session:
         """Attach a process, or return its session; check `refusal` of a present name first."""

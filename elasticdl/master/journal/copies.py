@@ -266,14 +266,14 @@ class CopiedJournal:
                 del self._copies[holder]
                 await copy.close()
 
-    def _too_large(self) -> str:
-        """Say why no process can have a copy of this size; '' if it can. Warns in time."""
+    def _too_large(self) -> str | None:
+        """Say why no process can have a copy of this size; None if it can. Warns in time."""
         size, limit = sum(file.bytes for file in self._known.values()), self._limits.bytes
         text = f"a copy of the journal has {size:,} bytes, and can have {limit:,}"
         is_large, self._is_large = self._is_large, size > limit // 2
         if self._is_large and not is_large:
             _LOG.warning("%s; above that no process has a copy", text)
-        return text if size > limit else ""
+        return text if size > limit else None
 
     async def _drop_all(self, why: str) -> None:
         if self._copies:

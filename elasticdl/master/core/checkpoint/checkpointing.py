@@ -126,7 +126,7 @@ class Checkpointing:
         if not leaving:
             self._context.orders.announce("checkpoint", f"checkpoint requested{self.not_yet()}")
 
-    def _announce_leaving(self, server: ProcessName, why_not: str) -> None:
+    def _announce_leaving(self, server: ProcessName, why_not: str | None) -> None:
         newest = self.complete.newest
         since = f"since version {newest.version}" if newest else "so far"
         text = f"{server} is leaving; taking a checkpoint first"
@@ -136,8 +136,8 @@ class Checkpointing:
             "checkpoint", text, process=server, level="warning" if why_not else "info"
         )
 
-    def why_not(self) -> str:
-        """Why a person cannot request a checkpoint, in words; '' if they can."""
+    def why_not(self) -> str | None:
+        """Why a person cannot request a checkpoint, in words; None if they can."""
         if not self._context.spec.keeps_checkpoints:
             return (
                 "the servers share no storage: no --checkpoint-dir, and no --job-dir on a --volume"
@@ -149,7 +149,7 @@ class Checkpointing:
         return (
             "the job has not begun, so it has nothing to save"
             if self._context.phase is Phase.STARTING
-            else ""
+            else None
         )
 
     def not_yet(self) -> str:

@@ -36,8 +36,8 @@ class Round:
     added_up_s: float = 0.0
     """When its last shard was done."""
 
-    def not_addable(self, metrics: dict[str, tuple[Numbers, ...]]) -> str:
-        """Why a shard's metric states cannot be added to the sums; '' if they can."""
+    def not_addable(self, metrics: dict[str, tuple[Numbers, ...]]) -> str | None:
+        """Why a shard's metric states cannot be added to the sums; None if they can."""
         if self.sums and self.sums.keys() != metrics.keys():
             return f"its metrics are {sorted(metrics)}, but other shards have {sorted(self.sums)}"
         for name, arrays in metrics.items():
@@ -46,7 +46,7 @@ class Round:
                 len(array) for array in arrays
             ]:
                 return f"the state of metric {name!r} differs in shape from that of other shards"
-        return ""
+        return None
 
     def add(self, metrics: dict[str, tuple[Numbers, ...]]) -> None:
         """Add the metric states of one shard."""

@@ -47,14 +47,14 @@ class Budgets:
         self.starts_in_a_row = 0
         self.deaths_in_a_row = 0
 
-    def user_error(self, error: str) -> str:
+    def user_error(self, error: str) -> str | None:
         """Count an error of the user's code outside of any shard.
 
-        Returns why the job must end, or ''.
+        Returns why the job must end, or None.
         """
         self.user_errors += 1
         if self.user_errors <= self.max_user_errors:
-            return ""
+            return None
         return (
             f"user code failed {amount(self.user_errors, 'time')} (--max-relaunches"
             f" {self.max_user_errors}): {error}"
@@ -68,10 +68,10 @@ class Budgets:
         answered: bool,
         role_ran: bool = True,
         life: tuple[float, float] | None = None,
-    ) -> str:
+    ) -> str | None:
         """Count the end of a process.
 
-        Returns why the job must end, or ''. `answered`: a shard is blamed, the next process gets
+        Returns why the job must end, or None. `answered`: a shard is blamed, the next process gets
         more memory, or others must come back first. `role_ran`: some process of that role ran
         before. `life`: start and end of the process in seconds; None: after all ends counted
         before.
@@ -83,18 +83,18 @@ class Budgets:
             return f"{who}: {verdict.text}"
         match verdict.cause:
             case Cause.USER_ERROR:
-                return "" if answered else self.user_error(f"{who}: {verdict.text}")
+                return None if answered else self.user_error(f"{who}: {verdict.text}")
             case Cause.OUT_OF_MEMORY:
-                return "" if answered else self._out_of_memory(who, verdict)
+                return None if answered else self._out_of_memory(who, verdict)
             case Cause.IMAGE | Cause.START_ERROR:
                 return self._not_started(who, verdict, role_ran)
             # An abort blames no shard, but it is a crash and not a kill.
             case Cause.INFRASTRUCTURE if verdict.blames_work or "SIGABRT" in verdict.text:
                 self.crashes_in_a_row += self._follows("crash", life)
                 over = self.crashes_in_a_row >= _CRASHES_IN_A_ROW
-                return self._in_a_row(who, verdict, self.crashes_in_a_row) if over else ""
+                return self._in_a_row(who, verdict, self.crashes_in_a_row) if over else None
             case Cause.STRANDED if answered:
-                return ""
+                return None
             case (
                 Cause.INFRASTRUCTURE
                 | Cause.SILENT
@@ -106,9 +106,9 @@ class Budgets:
             ):
                 self.kills_in_a_row += self._follows("kill", life)
                 over = self.kills_in_a_row >= _KILLS_IN_A_ROW
-                return self._in_a_row(who, verdict, self.kills_in_a_row) if over else ""
+                return self._in_a_row(who, verdict, self.kills_in_a_row) if over else None
             case _:
-                return ""
+                return None
 
     def explained(self) -> None:
         """Uncount a kill that turned out to be the platform's doing."""
@@ -137,16 +137,18 @@ class Budgets:
             self._counted_s[kind] = ended_s
         return follows
 
-    def _out_of_memory(self, who: str, verdict: Verdict) -> str:
+    def _out_of_memory(self, who: str, verdict: Verdict) -> str | None:
         self.out_of_memory += 1
         over = self.out_of_memory > _OUT_OF_MEMORY_DEATHS
-        return f"{who} {verdict.text}; this is the {self.out_of_memory}th such end" if over else ""
+        return (
+            f"{who} {verdict.text}; this is the {self.out_of_memory}th such end" if over else None
+        )
 
-    def _not_started(self, who: str, verdict: Verdict, role_ran: bool) -> str:
+    def _not_started(self, who: str, verdict: Verdict, role_ran: bool) -> str | None:
         """Count a process that could not be started.
 
         If its role never ran, a missing image ends the job at once, because the registry was
-        already retried for long. A program that cannot start gets a few tries, because the
+        already retried for a long time. A program that cannot start gets a few tries, because the
         container runtime may have failed.
         """
         self.starts_in_a_row += 1
@@ -155,7 +157,7 @@ class Budgets:
         ):
             return f"{who}: {verdict.text}"
         over = self.starts_in_a_row >= _KILLS_IN_A_ROW
-        return self._in_a_row(who, verdict, self.starts_in_a_row) if over else ""
+        return self._in_a_row(who, verdict, self.starts_in_a_row) if over else None
 
     def _in_a_row(self, who: str, verdict: Verdict, times: int) -> str:
         return (

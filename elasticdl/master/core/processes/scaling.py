@@ -59,11 +59,11 @@ class Scaling:
         self._context.orders.announce("scale", text, details=details)
         self._context.orders.give(KeepScale(low, high))
 
-    def what_steps_stay(self, workers: int) -> str:
-        """What the job chose for fewer workers and keeps, in words; '' if it suits as many."""
+    def what_steps_stay(self, workers: int) -> str | None:
+        """What the job chose for fewer workers and keeps, in words; None if it suits as many."""
         spec = self._context.spec
         if spec.action is not Action.TRAIN or spec.trains_on_ring:
-            return ""
+            return None
         again = "stop the job and resume it with another --num-workers to choose again"
         if spec.trains_in_steps:
             at_once = spec.turns_per_step
@@ -71,17 +71,17 @@ class Scaling:
                 return f"only {at_once} compute at a time, as many as share a step; {again}"
         elif spec.cluster.num_workers.high == 1 < workers:
             return f"steps stay asynchronous, as one worker began them; {again}"
-        return ""
+        return None
 
-    def why_not_scale(self, low: int, high: int) -> str:
-        """Why a person cannot change the number of workers to low:high; '' if they can."""
+    def why_not_scale(self, low: int, high: int) -> str | None:
+        """Why a person cannot change the number of workers to low:high; None if they can."""
         if self._context.phase is Phase.STARTING:
             return (
                 "the job has not begun: model and data are being checked; try again when it trains"
             )
         return self._why_not(low, high)
 
-    def _why_not(self, low: int, high: int) -> str:
+    def _why_not(self, low: int, high: int) -> str | None:
         if not 1 <= low <= high:
             return "expected 1 <= MIN <= MAX"
         most = self._context.spec.training.virtual_workers
@@ -91,10 +91,10 @@ class Scaling:
         if low < gang:
             return f"with --gang the job has at least {amount(gang, 'worker')}"
         late = self._context.late()
-        return f"the job {late}" if late else ""
+        return f"the job {late}" if late else None
 
-    def why_not_replace(self, name: ProcessName) -> str:
-        """Why a process cannot be replaced, in words; '' if it can."""
+    def why_not_replace(self, name: ProcessName) -> str | None:
+        """Why a process cannot be replaced, in words; None if it can."""
         process = self._context.processes.all.get(name)
         if process is None:
             return f"{name} is not a process of this job"

@@ -149,8 +149,8 @@ class PsCoordination:
         live, unproven = len(processes.live_workers()), len(processes.unproven_workers())
         return live - unproven, processes.live_changes
 
-    def why_not_replace(self, name: ProcessName) -> str:
-        return ""
+    def why_not_replace(self, name: ProcessName) -> str | None:
+        return None
 
     def gave_initial_values(self, worker: ProcessName) -> None:
         """Train again if no worker was left that could restore a server that came back empty.

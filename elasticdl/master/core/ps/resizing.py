@@ -86,8 +86,8 @@ class Resizing:
 
     # requests
 
-    def why_not(self) -> str:
-        """Why the number of servers cannot be changed, in words; '' if it can."""
+    def why_not(self) -> str | None:
+        """Why the number of servers cannot be changed, in words; None if it can."""
         spec = self._context.spec
         if not self._context.servers:
             return "the job has no parameter servers"
@@ -110,12 +110,12 @@ class Resizing:
                 "the job trains in synchronous steps; stop it, and resume it with another"
                 " --num-ps-pods"
             )
-        return ""
+        return None
 
     def requested(self, event: ScaleServersRequested) -> None:
         """Change the number of servers at a person's request, if possible."""
         context, number = self._context, event.servers
-        if why_not := self.why_not() or ("" if number >= 1 else "expected at least 1"):
+        if why_not := self.why_not() or (None if number >= 1 else "expected at least 1"):
             text = f"cannot change the number of parameter servers to {number}: {why_not}"
             context.orders.announce("scale", text, level="warning")
             return
@@ -189,8 +189,8 @@ class Resizing:
             ordered_s=now_s,
         )
 
-    def _problem(self, move: Move) -> str:
-        """Why this try cannot succeed any more; '' if it can."""
+    def _problem(self, move: Move) -> str | None:
+        """Why this try cannot succeed any more; None if it can."""
         processes, lasted_s = self._context.processes, self._context.now_s - move.since_s
         for index in move.to.indices:
             if processes.server(index) is None:
@@ -198,13 +198,13 @@ class Resizing:
         if move.stage is Stage.STARTING:
             late = [index for index in move.to.indices if index not in move.standing]
             if lasted_s <= START_LIMIT_S or not late:
-                return ""
+                return None
             process = processes.server(late[0])
             why = f": {process.message}" if process is not None and process.message else ""
             return f"ps-{late[0]} did not start within {START_LIMIT_S:.0f} s{why}"
         if move.stage is Stage.LOADING:
             late_s = f"{LOAD_LIMIT_S:.0f} s"
-            return f"loading took more than {late_s}" if lasted_s > LOAD_LIMIT_S else ""
+            return f"loading took more than {late_s}" if lasted_s > LOAD_LIMIT_S else None
         present = self._going(self._context.server_map)
         up = tuple(server.name for server in present if server.life is Life.READY)
         if up != move.sealed:
@@ -213,7 +213,7 @@ class Resizing:
             return f"{lost} ended"
         if lasted_s > MOVE_LIMIT_S:
             return f"moving the parameters took more than {MOVE_LIMIT_S:.0f} s"
-        return ""
+        return None
 
     def _cut(self, move: Move) -> None:
         snapshot, context = self._checkpointing.take_hurried(seal=True), self._context

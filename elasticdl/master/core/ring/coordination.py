@@ -160,7 +160,7 @@ class RingCoordination:
     def at_work(self) -> tuple[int, int]:
         return self._generations.at_work
 
-    def why_not_replace(self, name: ProcessName) -> str:
+    def why_not_replace(self, name: ProcessName) -> str | None:
         return self._generations.why_not_replace(name)
 
     def gave_initial_values(self, worker: ProcessName) -> None:

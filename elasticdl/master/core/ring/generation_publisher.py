@@ -198,15 +198,15 @@ class GenerationPublisher:
         )
         return here and event.broken < event.entered
 
-    def why_not_replace(self, name: ProcessName) -> str:
-        """Why stopping a live worker would lose what the ring learned; '' if it would not."""
+    def why_not_replace(self, name: ProcessName) -> str | None:
+        """Why stopping a live worker would lose what the ring learned; None if it would not."""
         others = (
             process for process in self._context.processes.live_workers() if process.name != name
         )
         if name not in self._holders or any(
             other.life is Life.READY and other.name in self._holders for other in others
         ):
-            return ""
+            return None
         return (
             f"no other worker has the weights of {name} yet: updates since the newest checkpoint"
             " would be lost"
