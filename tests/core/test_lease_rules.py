@@ -106,12 +106,12 @@ def test_new_records_are_booked_by_who_did_them() -> None:
     report = e.ProgressReported(5.0, worker(0), Task.TRAINING, applied)
     leasing.gained(report, process, 8, (worker(0),))
     assert seen == [(worker(0), Task.TRAINING, 3.0, 8), "progressed"]
-    assert (process.done_records, process.busy_since_s) == (8, 5.0)
+    assert process.busy_since_s == 5.0
     assert process.works and not other.works
     report = replace(report, at_s=9.0)
     leasing.gained(report, process, 8, (worker(0), worker(1), worker(5)))
     assert seen[2:] == [(None, Task.TRAINING, 4.0, 8), "progressed"], "nobody did it alone"
-    assert (process.done_records, process.busy_since_s, other.works) == (16, 9.0, True)
+    assert (process.busy_since_s, other.works) == (9.0, True)
     told = [one.process for one in parts.context.orders.take() if "first progress" in one.text]
     assert told == ["worker-0", "worker-1"], "once each"
 

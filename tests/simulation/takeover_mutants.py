@@ -118,7 +118,7 @@ TAKEOVER_MUTANTS = (
         "an ended job is not finished by another master",
         "both",
         "master.core.takeover:Takeover.begin",
-        "if context.phase is Phase.ENDED and outcome is not None:",
+        "if context.phase is Phase.ENDED and context.outcome is not None:",
         "if False:",
     ),
     Mutant(

@@ -18,7 +18,7 @@ from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.job_status import UpdateCounts
 from elasticdl.master.core.command_buffer import CommandBuffer
-from elasticdl.master.core.commands import RecordMetrics
+from elasticdl.master.core.commands import FinishJob, RecordMetrics
 from elasticdl.master.core.data.counts import EpochCount, ShardIds
 from elasticdl.master.core.data.ledger import Ledger
 from elasticdl.master.core.data.pieces import Piece
@@ -79,15 +79,6 @@ _LATE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """How the job ends."""
-
-    exit_code: ExitCode
-    message: str
-    hint: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Limits:
     """Limits of the machine or cluster that runs the job.
 
@@ -137,7 +128,7 @@ class JobContext:
     """The current step of a long preflight, in words."""
     phase: Phase = Phase.STARTING
     phase_since_s: float = 0.0
-    outcome: Outcome | None = None
+    outcome: FinishJob | None = None
     version: int = 0
     acknowledged_version: int = 0
     """The newest version that every server acknowledged to a worker.
@@ -344,7 +335,7 @@ class JobContext:
         if self.outcome is not None:
             self.orders.announce("job", f"failed while stopping: {message}", level="error")
             return
-        self.outcome = Outcome(exit_code, message, hint)
+        self.outcome = FinishJob(exit_code, message, hint)
         self._tell_loss()
         details = meaning(
             EventStep.PHASE,

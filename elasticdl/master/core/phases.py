@@ -24,7 +24,7 @@ from elasticdl.master.core.events import (
     StopRequested,
 )
 from elasticdl.master.core.exporting import Exporting
-from elasticdl.master.core.job_context import JobContext, Outcome, Phase
+from elasticdl.master.core.job_context import JobContext, Phase
 from elasticdl.master.core.processes.scaling import DRAIN_GRACE_S, END_GRACE_S, Scaling
 from elasticdl.master.core.processes.table import Life
 from elasticdl.master.core.waits import Waits
@@ -124,7 +124,7 @@ class Phases:
         why = f"stopping the job: {self._stopped_for}"
         # With an outcome the job is already being stopped: any other outcome comes with the end.
         if self._context.outcome is None:
-            self._context.outcome = Outcome(
+            self._context.outcome = FinishJob(
                 ExitCode.INTERRUPTED, f"stopped: {self._stopped_for}", ""
             )
         if phase is Phase.STARTING:
@@ -172,7 +172,7 @@ class Phases:
         ):
             context.fail(why, hint=hint, exit_code=ExitCode.STALLED)
             return
-        context.outcome = Outcome(ExitCode.STALLED, why, hint)
+        context.outcome = FinishJob(ExitCode.STALLED, why, hint)
         context.orders.announce("job", f"job failed: {why}", level="error")
         self._wind_down("job failed", hurry=False)
 
@@ -306,7 +306,7 @@ class Phases:
         if self._context.spec.action is not Action.TRAIN or not counts.lost:
             return self._end("done")
         lost = f"{'at least ' if counts.at_least else ''}{amount(counts.lost, 'update')}"
-        self._context.outcome = self._context.outcome or Outcome(
+        self._context.outcome = self._context.outcome or FinishJob(
             ExitCode.DONE,
             f"done, but parameter servers that died lost {lost}",
             "lower --checkpoint-seconds or --checkpoint-steps to lose fewer: a server restores its"
@@ -316,7 +316,7 @@ class Phases:
 
     def _end(self, message: str) -> None:
         # The first outcome stands: a stop or failure must not turn into success.
-        self._context.outcome = self._context.outcome or Outcome(ExitCode.DONE, message)
+        self._context.outcome = self._context.outcome or FinishJob(ExitCode.DONE, message)
         self._context.enter(Phase.ENDING, f"job over: {self._context.outcome.message}")
 
     # the end
@@ -342,9 +342,7 @@ class Phases:
             assert context.outcome is not None
             self._waits.end()
             context.phase, context.phase_since_s = Phase.ENDED, context.now_s
-            context.orders.give(
-                FinishJob(context.outcome.exit_code, context.outcome.message, context.outcome.hint)
-            )
+            context.orders.give(context.outcome)
 
     def _waited_enough(self, waited_s: float) -> bool:
         """Whether the job ends with processes that have not."""

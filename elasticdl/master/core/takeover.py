@@ -13,7 +13,7 @@ from elasticdl.cluster.base import Role
 from elasticdl.dropped import DropCause
 from elasticdl.formatting import amount
 from elasticdl.history.job_event import EventStep, meaning
-from elasticdl.master.core.commands import AskState, FinishJob, KeepScale, RevokeLeases
+from elasticdl.master.core.commands import AskState, KeepScale, RevokeLeases
 from elasticdl.master.core.data.leasing import Leasing
 from elasticdl.master.core.data.pieces import Stage
 from elasticdl.master.core.evaluation.rounds import Evaluation
@@ -50,9 +50,8 @@ class Takeover:
         self._leasing.order_again()
         if context.workers != context.spec.cluster.num_workers:
             context.orders.give(KeepScale(context.workers.low, context.workers.high))
-        outcome = context.outcome
-        if context.phase is Phase.ENDED and outcome is not None:
-            context.orders.give(FinishJob(outcome.exit_code, outcome.message, outcome.hint))
+        if context.phase is Phase.ENDED and context.outcome is not None:
+            context.orders.give(context.outcome)
 
     def returned(self, event: ProcessReturned) -> None:
         """Take back the leases that did not reach a worker; void those that it must drop."""

@@ -289,7 +289,6 @@ class Leasing:
             if worker is not None and not worker.works:
                 worker.progressed()
                 self._tell_first_progress(worker)
-        process.done_records += records
         process.busy_since_s = event.at_s
 
     def _tell_first_progress(self, process: Process) -> None:

@@ -127,11 +127,6 @@ class Process:
 
     If it gives work back, it need not be draining.
     """
-    done_records: int = 0
-    """Records of any task, as it reported them: they show whether it makes progress.
-
-    The ledger decides what counts as done.
-    """
     evaluated_records: int = 0
     busy_since_s: float = 0.0
     """Time of its last progress, or of its first lease after it had none."""
