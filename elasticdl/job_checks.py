@@ -120,8 +120,8 @@ def _check_on_cluster(job: JobFields) -> None:
             f"--job-dir {job_dir} with --image-name: the job directory of a job on a cluster is"
             " a path in its pods",
             hint=(
-                f"set --checkpoint-dir {job_dir.rstrip('/')}/checkpoints in its place: a job"
-                " needs no more than its checkpoints to go on, and no volume"
+                f"set --checkpoint-dir {job_dir.rstrip('/')}/checkpoints instead: a job"
+                " continues from its checkpoints alone, and needs no volume"
             ),
         )
     if job_dir and not job_dir.startswith("/"):

@@ -321,7 +321,7 @@ class CheckpointSection(Section):
     export_seconds: Annotated[
         float,
         UsedBy(_TRAIN),
-        UnusedOnRing("all members of a ring would stand still during each export"),
+        UnusedOnRing("all members of a ring would stop during each export"),
     ] = Field(
         default=0,
         ge=0,

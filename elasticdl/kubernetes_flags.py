@@ -456,7 +456,7 @@ class KubernetesSection(BaseModel):
             rungs = "{rung}" in named if named else self.priority_ladder is not LadderUse.OFF
             if self.weight != 1 and not rungs:
                 raise SpecError(
-                    f"--weight {self.weight}, but the workers stand on no rungs",
+                    f"--weight {self.weight}, but the workers have no rungs",
                     hint="remove --weight, or --priority-ladder off and --worker-pod-priority",
                 )
             return

@@ -1,4 +1,4 @@
-"""A port on this machine's loopback whose connections somebody carries elsewhere."""
+"""A port on this machine's loopback whose connections are forwarded elsewhere."""
 
 from __future__ import annotations
 

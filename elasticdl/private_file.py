@@ -40,7 +40,7 @@ def sync_entry(path: Path) -> None:
 
 
 def temporary_name(path: Path) -> Path:
-    """A hidden name beside a path that nobody can guess. Nothing is created."""
+    """A hidden name beside a path, which nobody can guess. Nothing is created."""
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}")
 
 

@@ -61,7 +61,7 @@ def same_data(one: Source, other: Source) -> bool:
 
 
 def same_file(one: str, other: str) -> bool:
-    """Whether two fingerprints are of the same bytes, as far as they show."""
+    """Whether two fingerprints describe the same bytes, as far as they show."""
     mine, theirs = one.split(":"), other.split(":")
     if len(mine) == len(theirs) == 3 and mine[2].startswith((DIGEST_MARK, ETAG_MARK)):
         return (mine[0], mine[2]) == (theirs[0], theirs[2])

@@ -1,8 +1,8 @@
 """The tokens of a job: each process holds its own, and all are derived from the job's.
 
 The *job's token* is random. The master and the job's owner hold it, and nobody else: it stands for
-the owner, and every other token is an HMAC-SHA256 under it. A token says nothing of the one that
-it is derived from, so its holder can prove what it is, and nothing more.
+the owner, and every other token is an HMAC-SHA256 under it. A token reveals nothing about the one
+that it is derived from, so its holder can prove what it is, and nothing more.
 
 A call carries no token, but a *proof*: derived once more, for one kind of server. Whoever receives
 a proof, perhaps at the address of a process that died, can use it nowhere else.

@@ -227,7 +227,7 @@ def _scan_stream(file: DataFile, opened: OpenFile) -> Iterator[tuple[int, int | 
             at = end
     if at + len(END_MARK) != file.size_bytes:
         raise UserError(
-            f"{file.path}: at offset {at}: the stream ends, but the file goes on",
+            f"{file.path}: at offset {at}: the stream ends, but the file continues",
             hint="give each stream a file of its own",
         )
     yield at, None, at

@@ -221,7 +221,7 @@ def look_at_object(address: str) -> RemoteFile:
         opened = store.open(address)
     except Absent as error:
         raise UserError(error.message, hint=error.hint) from error
-    # The ETag is of what was opened, so the size has to be of that, too.
+    # The ETag describes the object that was opened, so the size has to describe the same one.
     return RemoteFile(
         address,
         opened.size_bytes,

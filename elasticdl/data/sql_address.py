@@ -52,12 +52,12 @@ class SqlAddress:
 
 
 def is_sql(origin: str) -> bool:
-    """Whether an address is of a database that is read by a driver."""
+    """Whether an address names a database that is read by a driver."""
     return origin.partition(":")[0] in _FORMS
 
 
 def is_duckdb(origin: str) -> bool:
-    """Whether an address is of a file of DuckDB."""
+    """Whether an address names a file of DuckDB."""
     return origin.partition(":")[0] == DUCKDB
 
 
@@ -124,7 +124,7 @@ class SqliteAddress:
 
 
 def is_sqlite(origin: str) -> bool:
-    """Whether an address is of SQLite."""
+    """Whether an address names a table of SQLite."""
     return origin.startswith("sqlite:")
 
 

@@ -1,4 +1,4 @@
-"""Compare two specs of parameters: whether they are of one model.
+"""Compare two specs of parameters: whether they belong to one model.
 
 Seeds, initializers and constants of the rule may differ.
 """
@@ -54,8 +54,8 @@ def _differs(
     kind: str, mine: DenseSpec | TableSpec | None, theirs: DenseSpec | TableSpec | None, where: str
 ) -> UserError:
     return UserError(
-        f"{where} is of another model: the first {kind} that differs is {_described(mine)} in the"
-        f" model, {_described(theirs)} there",
+        f"{where} belongs to another model: the first {kind} that differs is"
+        f" {_described(mine)} in the model, {_described(theirs)} there",
         hint="use the module and --model-params of the job that made it",
     )
 

@@ -60,7 +60,7 @@ def read_index(address: str, limits: Limits = STARTING) -> Index | None:
         return None
     if value.get("format") != FORMAT:
         raise Corrupted(
-            f"{place} is of format {value.get('format')!r}, expected {FORMAT}",
+            f"{place} has format {value.get('format')!r}, expected {FORMAT}",
             hint="use the version of ElasticDL that ran the job",
         )
     try:
@@ -139,7 +139,8 @@ class AddressCopy:
         problems: dict[str, Exception] = {}
 
         def upload(name: str) -> None:
-            # After one has waited for the store in vain, the others wait for the next copy.
+            # Once a file has waited for the store without success, the others wait for the next
+            # copy.
             away = any(isinstance(problem, TransientError) for problem in list(problems.values()))
             if away or self._stopped.is_set():
                 return
@@ -168,7 +169,7 @@ class AddressCopy:
         require_ours(address, state.owner, limits)
         if not continues(state, read_index(address, limits)):
             raise AddressLost(
-                f"nothing more is copied to {address}: its {INDEX} is of another job's command"
+                f"nothing more is copied to {address}: its {INDEX} belongs to another job's command"
             )
 
     def _write_index(self, copied: Mapping[str, tuple[int, int]], limits: Limits) -> None:

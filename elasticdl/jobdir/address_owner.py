@@ -195,7 +195,9 @@ class OwnedAddress:
         return True
 
     def _files_are_ours(self) -> bool:
-        """Whether the copy at the address is of our directory, so that nobody else can begin there.
+        """Whether the copy at the address belongs to our directory.
+
+        Then no other command can begin there.
 
         A command that began at the same time may have replaced our object, found our files, and
         removed its object when it was refused.

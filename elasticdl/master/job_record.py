@@ -116,7 +116,7 @@ class JobRecord:
 
     def ends(self, finish: FinishJob, wall_s: float, at_s: float) -> None:
         """Record the last event: how the job ended."""
-        # "job failed: …" has told why, if the job had begun.
+        # "job failed: …" has said why, if the job had begun.
         why = "" if finish.exit_code is ExitCode.JOB_FAILED else f": {finish.message}"
         text = f"job ended with exit code {int(finish.exit_code)}{why}"
         details = meaning(

@@ -104,7 +104,7 @@ async def _finish(master: Master, environment: MasterEnvironment, platform: Plat
     if platform.has_next:
         tell_story(master.record.event_log)
     version = status.version if status is not None else 0
-    # First: a next master that finds neither outcome nor journal would begin the job anew.
+    # First: a next master that finds neither outcome nor journal would start the job over.
     await platform.tell(outcome)
     await asyncio.gather(*(tracker.end(outcome, version) for tracker in master.trackers))
     return finish

@@ -368,7 +368,7 @@ class Master:
     def _resume_work(
         self, sources: tuple[Source, ...], begin_from: str, restore_from: str | None
     ) -> None:
-        """Let processes attach: all that they are told is known now."""
+        """Let processes attach: all that they need to hear is known now."""
         self._sources = sources
         self._archive.restore_from = begin_from if restore_from is None else restore_from
         if self._gateway.ring is not None:

@@ -21,7 +21,7 @@ def tensor_of(array: Numbers) -> Tensor:
     """The array as an eager tensor, without a copy if it begins at a multiple of `ALIGNMENT`.
 
     Nobody may write to the array while the tensor lives. `tf.convert_to_tensor` copies every array,
-    some twice. Tensors are on the host, whatever their size: TensorFlow prepares its kernels anew
+    some twice. Tensors are on the host, whatever their size: TensorFlow prepares its kernels again
     for each combination of the devices of their arguments.
     """
     small = array.nbytes < _LEAST_BYTES

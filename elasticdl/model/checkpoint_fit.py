@@ -1,4 +1,4 @@
-"""Whether a checkpoint is of the model that a module makes."""
+"""Whether a checkpoint fits the model that a module makes."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def check_arrays(
         if there != array:
             what = "no such variable" if there is None else str(there)
             raise UserError(
-                f"{where} is of another model: {name} has {array} here, and {what} there",
+                f"{where} belongs to another model: {name} has {array} here, and {what} there",
                 hint=_HINT,
             )
     if extra := [name for name in saved if name not in mine]:
         raise UserError(
-            f"{where} is of another model: it has variable {extra[0]}, which this model lacks",
+            f"{where} belongs to another model: it has variable {extra[0]}, which this model lacks",
             hint=_HINT,
         )

@@ -110,7 +110,8 @@ def _imported(zoo: Path, name: str) -> ModuleType:
         with user_code(f"importing {name}", str(zoo)):
             module = importlib.import_module(name)
     except UserError:
-        # Its folder, and modules beside it, may be there already. A mended module is imported anew.
+        # Its folder, and modules beside it, may be there already. A mended module is imported
+        # again.
         _ZOO_MODULES.update(package for package in (top, zoo.name) if _is_folder_of(zoo, package))
         raise
     if not _is_within(module, zoo):

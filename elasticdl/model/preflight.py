@@ -152,7 +152,7 @@ class JobPreflight:
         try_to_write(place)
 
     def _refuse_another_model(self, dry_run: DryRun) -> None:
-        """Raise UserError if the checkpoint that the job starts from is of another model.
+        """Raise UserError if the checkpoint that the job starts from belongs to another model.
 
         Only a checkpoint on this machine is checked here. Otherwise, the processes that restore it
         check it.

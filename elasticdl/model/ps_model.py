@@ -93,7 +93,7 @@ class PsModel:
         return cls(model, parameters, optimizer, tuple(built.layers), variables, inputs)
 
     def mixed_dtypes(self) -> str | None:
-        """What it costs that variables are of several types; None if all are of one."""
+        """What variables of several types cost; None if all have one type."""
         named = [(variable.path, variable.dtype) for variable in self.variables]
         named += [(layer.path or layer.name, layer.variable_dtype) for layer in self.tables]
         examples = {dtype: path for path, dtype in named}

@@ -57,7 +57,7 @@ class Stages:
         self._write({"counted": done, "files": files})
 
     def moving(self) -> None:
-        """Report that a long read goes on, at most once a second. Threads may call it."""
+        """Report that a long read continues, at most once a second. Threads may call it."""
         now_s = time.monotonic()
         if now_s - self._moved_s >= _COUNT_EVERY_S:
             self._moved_s = now_s

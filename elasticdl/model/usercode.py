@@ -120,7 +120,7 @@ _SHAPE_ADVICE = (
     "the model expects another shape: give keras.Input the shape of one example as feed returns it,"
     " without the axis of the batch"
 )
-_NONE_ADVICE = "None is no tensor: a function lacks its return, or feed returns None for labels"
+_NONE_ADVICE = "None is not a tensor: a function has no return, or feed returns None for labels"
 _ADVICE = {
     "Table not initialized": (
         f"a lookup table that is made while the model is called is never initialized:"
@@ -128,7 +128,7 @@ _ADVICE = {
     ),
     "is out of scope and cannot be used here": (
         f"the module keeps a tensor, or a lookup table made of one, from an earlier call:"
-        f" {TABLE_ADVICE}, and compute tensors anew in each call"
+        f" {TABLE_ADVICE}, and compute tensors in each call"
     ),
     "Cannot take the length of shape with unknown rank": _RANK_ADVICE,
     "as_list() is not defined on an unknown TensorShape": _RANK_ADVICE,

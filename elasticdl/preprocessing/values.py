@@ -26,7 +26,7 @@ class OfValues(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
     made_dtype = "int64"
 
     def call(self, inputs: Tensor) -> Tensor:
-        """What becomes of the values."""
+        """Map the values."""
         return map_values(self._made, inputs)
 
     def compute_output_spec(self, inputs: Any) -> keras.KerasTensor:  # noqa: ANN401

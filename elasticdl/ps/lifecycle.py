@@ -298,7 +298,7 @@ def hand_over(environment: RoleEnvironment, service: ControlService) -> None:
     job does not train now, or if no checkpoint can be taken. The master then announces what is
     lost.
     """
-    # On Kubernetes another master may be about to come, with whom the job goes on.
+    # On Kubernetes another master may be about to come, which continues the job.
     client = _client(environment, _NEXT_MASTER_S if environment.in_place else _FAREWELL_CALL_S)
     try:
         while (before := client.status()).phase == "checkpointing":

@@ -80,7 +80,7 @@ def save_at(
         begin_s = time.monotonic()
         name = object_store.upload_part(folder / saved.name, where, is_wanted)
         uploaded_s = time.monotonic() - begin_s
-    # The network takes that time, and training goes on, also if somebody waits.
+    # The network takes that time, and training continues, also if somebody waits.
     return replace(saved, name=name, paused_s=saved.paused_s + uploaded_s)
 
 

@@ -198,7 +198,7 @@ class ControlService(ParameterServerServicer):
         return pb.Done()
 
     def _ungate(self, context: grpc.ServicerContext) -> None:
-        # An Ungate that comes late is of an earlier cut.
+        # An Ungate that comes late belongs to an earlier cut.
         if not self._held and self._sealed is None:
             self._do(context, self._server.ungate)
 

@@ -114,7 +114,7 @@ class Frames:
         position = 0
         if not self._greeted:
             if bytes(data[: len(GREETING)]) != GREETING[: len(data)]:
-                raise NotOurProtocol("the peer speaks another protocol")
+                raise NotOurProtocol("the peer uses another protocol")
             if len(data) < len(GREETING):
                 self._keep(data, 0)
                 return

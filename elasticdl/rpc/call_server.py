@@ -361,7 +361,8 @@ class _Connection(asyncio.Protocol):
                 if self._writable is not None:
                     await self._writable.wait()
                 if self._transport is None or self._transport.is_closing():
-                    # Perhaps it dropped the message, which counts as sent once `messages` goes on.
+                    # Perhaps it dropped the message, which counts as sent once `messages`
+                    # continues.
                     return
         self._write(number, OK, b"")
 

@@ -333,7 +333,7 @@ class RingDrop:
 
 @dataclass(frozen=True, slots=True)
 class TellState:
-    """Report the whole state anew: every lease in hand, and where all threads are."""
+    """Report the whole state again: every lease in hand, and where all threads are."""
 
 
 Order: TypeAlias = (

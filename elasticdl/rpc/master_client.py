@@ -1,7 +1,7 @@
 """A process's side of the conversation with its master.
 
-It survives an unreachable master for as long as it is told. To a master that has taken the job over
-it attaches again by itself, and tells which leases it has.
+It survives an unreachable master for as long as `away_s`. To a master that has taken the job over
+it attaches again by itself, and reports which leases it has.
 """
 
 from __future__ import annotations
@@ -279,7 +279,7 @@ class MasterClient:
     def status(self) -> JobStatus:
         """The job's status.
 
-        Raises PermanentError if the master is of an older version, whose status lacks fields.
+        Raises PermanentError if the master has an older version, whose status lacks fields.
         """
         reply = self._call("Status", pb.StatusRequest(), "status")
         try:

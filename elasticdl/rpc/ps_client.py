@@ -88,7 +88,7 @@ class ServerPool:
         self._pushed_to = pool
         """The pool of the last push; guarded by `_pushing`."""
         self._untold: dict[str, int] = {}
-        """What pools that were replaced have met and nobody was told; guarded by `_pushing`."""
+        """What replaced pools have met and no caller has heard; guarded by `_pushing`."""
         self._kept_bytes = kept_bytes
         self._told_too_large = False
         self._closed = False

@@ -24,7 +24,7 @@ _CLOSE_S = 20.0
 @final
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds between copies, until the first one, and without one until an error is told."""
+    """Seconds between copies, until the first one, and without one until an error is reported."""
 
     every_s: float = EVERY_S
     first_s: float = EVERY_S
@@ -33,7 +33,7 @@ class Pace:
 
 @final
 class CopyThread:
-    """Calls `copy`, and goes on after errors. A thread of its own waits for the store."""
+    """Calls `copy`, and continues after errors. A thread of its own waits for the store."""
 
     def __init__(
         self, copy: Callable[[], None], changed: Callable[[str], None], pace: Pace

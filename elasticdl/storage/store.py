@@ -144,7 +144,7 @@ class Store:
 
             def need() -> None:
                 if not is_wanted():
-                    raise TransientError(f"{address}: nobody waits for it any longer")
+                    raise TransientError(f"{address}: the upload is no longer wanted")
 
             def put() -> None:
                 need()

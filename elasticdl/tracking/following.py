@@ -162,7 +162,7 @@ def follow(
             _LOG.warning("%s", message)
             if not warned:
                 warned = True
-                say("warning", f"{message}; the job goes on, and this is tried again")
+                say("warning", f"{message}; the job continues, and this is tried again")
             if end is not None and time.monotonic() >= until_s:
                 return False
             pause_s = min(limits.longest_pause_s, max(limits.look_s, 2 * pause_s))

@@ -67,7 +67,7 @@ class MlflowRun:
         return True
 
     def leave(self) -> None:
-        """See `Tracker`. The run goes on running."""
+        """See `Tracker`. The run keeps running."""
 
     def close(self, end: RunEnd) -> None:
         last = MetricRow(end.version, time.time(), end.summary)

@@ -136,7 +136,7 @@ def test_what_is_cut_off_damaged_or_other_is_refused(tmp_path: Path) -> None:
     (tmp_path / "old.arrow").write_bytes(b"FEA1" + bytes(100))
     for name, words in (
         ("open.arrows", "ends without its end mark"),
-        ("two.arrows", "the stream ends, but the file goes on"),
+        ("two.arrows", "the stream ends, but the file continues"),
         ("old.arrow", "not a message of Arrow IPC"),
     ):
         with pytest.raises(UserError, match=rf"{name}: .*{words}"):

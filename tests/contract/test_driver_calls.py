@@ -126,7 +126,7 @@ def test_a_process_that_ended_is_refused_however_late_it_comes(stage: Stage) -> 
 def test_a_server_that_follows_another_one_in_its_place_learns_who_it_is(stage: Stage) -> None:
     assert stage.client("ps-0").who() == ProcessName.parse("ps-0")
     stage.client("ps-0").attach()
-    with pytest.raises(TransientError, match="not known yet who follows in the place of ps-0"):
+    with pytest.raises(TransientError, match="the successor of ps-0 is not known yet"):
         stage.client("ps-0", away_s=1.0).who()
     second = ProcessName.parse("ps-0.1")
     stage.residents[ProcessName.parse("ps-0")] = second

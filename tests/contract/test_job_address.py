@@ -523,7 +523,7 @@ def test_a_command_that_overwrote_the_owner_writes_no_index_over_that_of_another
         of_another = json.dumps({**index, "writer": "b", "id": "other"}).encode()
         server.put("jobs/iris/index.json", of_another)
         directory.events.write_text("of the first\n")
-        with pytest.raises(AddressLost, match=r"its index\.json is of another"):
+        with pytest.raises(AddressLost, match=r"its index\.json belongs to another"):
             copy.copy()
     assert server.get("jobs/iris/index.json") == of_another
     # It frees the address, and promises nothing that a resume here would not do.

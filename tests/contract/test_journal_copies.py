@@ -611,4 +611,4 @@ async def test_the_end_of_all_processes_is_no_loss_while_the_job_ends(
     job.kill("worker-0")
     await master.live(5)
     assert not master.journal.whole
-    assert "begins the job anew" not in caplog.text
+    assert "starts the job over" not in caplog.text

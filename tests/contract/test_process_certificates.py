@@ -23,5 +23,5 @@ def test_workers_get_one_only_where_they_have_copies_of_the_journal() -> None:
     assert welcome(workers_serve=True).certificate(WORKER, KEY)
     assert welcome(workers_serve=False).certificate(PS, KEY)
     assert not welcome(workers_serve=False).certificate(WORKER, b"")
-    with pytest.raises(ValueError, match="worker-0 wants a certificate"):
+    with pytest.raises(ValueError, match="worker-0 requested a certificate"):
         welcome(workers_serve=False).certificate(WORKER, KEY)

@@ -128,7 +128,7 @@ def test_a_share_is_what_the_jobs_own_pods_tell(
     "flags", [{"priority_ladder": "off"}, {"worker_pod_priority": "high"}], ids=str
 )
 def test_a_weight_without_rungs_is_refused(flags: dict[str, str]) -> None:
-    with pytest.raises(SpecError, match="--weight 2, but the workers stand on no rungs"):
+    with pytest.raises(SpecError, match="--weight 2, but the workers have no rungs"):
         job(weight=2, **flags)
     assert job(**flags).kubernetes.weight == 1
 

@@ -215,7 +215,7 @@ def test_an_error_of_any_kind_opens_the_run_again_and_repeats_rows_that_are_not_
     assert [run.key for run in tracker.runs] == [tracker.runs[0].key] * 2
     assert [text for _, text in said] == [
         "tracking this job: here",
-        "Scripted: RuntimeError; the job goes on, and this is tried again",
+        "Scripted: RuntimeError; the job continues, and this is tried again",
     ]
 
 
@@ -292,7 +292,7 @@ def test_what_is_said_has_no_password_of_an_address_in_the_environment(tmp_path:
 
     _, said = followed(tmp_path, Talks(), After(9, END))
     assert [text for _, text in said] == [
-        "Scripted: POST https://host/api failed; the job goes on, and this is tried again",
+        "Scripted: POST https://host/api failed; the job continues, and this is tried again",
         "tracking this job: run 1 at https://host/runs",
     ]
 

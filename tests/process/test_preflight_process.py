@@ -298,7 +298,7 @@ def test_a_checkpoint_of_another_model_is_refused_before_anything_starts(tmp_pat
     )
     (damaged / MANIFEST).write_text("{")
     found = look(tmp_path, text, model_params="units=3", **flags)
-    assert found["error"].startswith(f"{directory} is of another model"), found
+    assert found["error"].startswith(f"{directory} belongs to another model"), found
     assert "--model-params" in found["hint"]
 
 

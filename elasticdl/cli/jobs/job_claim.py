@@ -320,7 +320,7 @@ def _run_by_another(path: Path) -> JobNameTaken:
 def locked(path: Path, taken: SpecError) -> Iterator[bool]:
     """Lock a directory during the block. Gives False if the file system has no locks.
 
-    Raises `taken` if another process has locked it or made it anew, OSError.
+    Raises `taken` if another process has locked it or recreated it, OSError.
     """
     lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

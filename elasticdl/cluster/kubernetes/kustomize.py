@@ -19,7 +19,7 @@ _API = "kustomize.config.k8s.io"
 def kustomize_files(namespace: str, guaranteed_pods: int | None) -> dict[str, str]:
     """Return the text of each file, by its path within the folder of the bases.
 
-    Each begins with FIRST_LINE, which tells it from a file of somebody else.
+    Each begins with FIRST_LINE, which distinguishes it from files of other origin.
 
     `cluster` is applied once. `namespace` is the base of each team; '' leaves the namespace to its
     overlay. `quota` is a component: not every team has one. Without `guaranteed_pods` it is left

@@ -167,7 +167,7 @@ class MasterLease:
     async def _is_free(self, lease: Json) -> bool:
         """Whether nobody holds it, or its holder's process has ended.
 
-        A pod that is merely gone, as after a forced deletion, says nothing of its process.
+        A pod that is merely gone, as after a forced deletion, says nothing about its process.
         """
         holder = _holder(lease)
         if holder in ("", self._me):

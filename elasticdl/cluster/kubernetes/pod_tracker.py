@@ -146,7 +146,7 @@ class Life:
         return often or keeps_ending(end)
 
     def _end(self) -> Mapping[str, Any] | None:
-        """The end of the process in the pod's description; {} if that is of the one before."""
+        """The end of the process, from the pod's description; {} if it shows the one before."""
         if self.abandoned:
             return newest_end(self.pod)
         return {} if self.containers > restarts(self.pod) else None
@@ -181,7 +181,7 @@ class PodTracker:
         return next((life for life in self._lives.values() if life.name == name), None)
 
     def follows(self, pod: Pod) -> bool:
-        """Whether a pod is of a process that has not ended."""
+        """Whether a pod belongs to a process that has not ended."""
         return uid(pod) in self._lives
 
     def names(self) -> list[ProcessName]:

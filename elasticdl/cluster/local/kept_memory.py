@@ -44,7 +44,7 @@ class KeptMemories:
     def _made(self, index: int) -> dict[int, int]:
         try:
             file = os.memfd_create(f"elasticdl-ps-{index}")
-            # A server opens it anew, by this path.
+            # A server reopens it, by this path.
             with suppress(FileNotFoundError):
                 os.close(os.open(path_of(file), os.O_RDWR))
                 return {index: file}

@@ -308,7 +308,7 @@ class EventDispatch:
                 self._parts.exporting.cut(event.snapshot, event.version)
             case None:
                 self._context.drop(DropCause.LATE_SNAPSHOT, None, event)
-                # A ring that forms anew at a barrier cuts again, while the first copy is written.
+                # A ring that re-forms at a barrier cuts again, while the first copy is written.
                 saving = self._parts.checkpointing.saving
                 if saving is None or saving.id != event.snapshot:
                     # Nobody will use this view, but every server keeps it until told otherwise.

@@ -57,7 +57,7 @@ class Exporting:
         self._open(final=False, snapshot=snapshot)
 
     def _due(self) -> bool:
-        # Computed anew each time: a Tick must not leave a wish behind, since it is not journaled.
+        # Computed each time: a Tick must not leave a wish behind, since it is not journaled.
         context, seconds = self._context, self._context.spec.checkpoint.export_seconds
         return (
             seconds > 0

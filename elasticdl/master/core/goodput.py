@@ -45,7 +45,7 @@ def _row(times: WorkerTimes, use: str, seconds: float, action: Action) -> TimeSp
 
 
 def _vain_share(ledger: Ledger | None) -> float:
-    """The share of the records that this run computed in vain, from 0 to 1."""
+    """The share of the records that this run computed for nothing, from 0 to 1."""
     if ledger is None:
         return 0.0
     vain = ledger.undone + ledger.partly_pushed

@@ -66,7 +66,7 @@ class SlowWorkers:
         text = f"synchronous steps waited {event.waited_s:.0f} of {event.of_s:.0f} s for it alone"
         self._compared(process, event.of_s / others_s, text)
         if process.slow_times and self._leasing.healthy_workers():
-            # The open step goes on without it at once, and it gets no other lease (`Leasing`).
+            # The open step continues without it at once, and it gets no other lease (`Leasing`).
             self._leasing.revocation.revoke(process.name, "it is too slow for synchronous steps")
 
     def tick(self, turn: int) -> None:

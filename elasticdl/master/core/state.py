@@ -45,7 +45,7 @@ class JobState:
     def from_image(
         cls, spec: JobSpec, limits: Limits, started: events.JobStarted, image: Plain
     ) -> JobState:
-        """Return the state that an image is of. Raises ValueError for one of other code."""
+        """Return the state that an image describes. Raises ValueError for one of other code."""
         state = cls(spec, limits)
         restore(state, image, constants_of(spec, started))
         state._context.limits = limits

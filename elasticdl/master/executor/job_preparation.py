@@ -96,7 +96,7 @@ class JobPreparation:
         self._begin(preflight, start)
 
     def _write_flags(self) -> None:
-        """Write job.yaml anew. Raises PermanentError.
+        """Rewrite job.yaml. Raises PermanentError.
 
         The flags of a job that is refused do not replace those of the job before it.
         """

@@ -62,7 +62,7 @@ class Launcher:
             return
         creating = self._creating.get(name)
         if creating is not None:
-            # The cluster bounds process creation, and may cut it short if it is told.
+            # The cluster bounds the creation of a process, and may cut it short on request.
             await self._cluster.delete(name, grace_s=grace_s, for_good=for_good)
             await creating.wait()
         await self._cluster.delete(name, grace_s=grace_s, for_good=for_good)

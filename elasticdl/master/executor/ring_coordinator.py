@@ -125,7 +125,7 @@ class RingCoordinator:
     def cut(self, worker: ProcessName, snapshot: SnapshotId) -> None:
         """Note that the worker keeps a copy of its weights for `snapshot`.
 
-        A ring that forms anew at the barrier makes another copy: the first is kept.
+        A ring that re-forms at the barrier makes another copy: the first is kept.
         """
         if self._copies.setdefault(snapshot, worker) != worker:
             self._orders.put(worker, RingDrop(snapshot))

@@ -1,7 +1,7 @@
 """How often processes report to the master, and after which silence it gives them up.
 
 Each report costs the master time, so the period grows with the number of workers. The bound on
-silence follows the period that a process was told. A process whose stream of orders broke opens
+silence follows the period that a process was given. A process whose stream of orders broke opens
 another one within two seconds, so without one the bound is the shortest, whatever the period.
 """
 

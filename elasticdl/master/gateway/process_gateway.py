@@ -136,7 +136,7 @@ class ProcessGateway:
             if process.name.role is Role.PS:
                 self._registry.attach(process.name, process.control_address)
         for name, session in self.sessions:
-            # They know the period that the earlier master told them.
+            # They know the period that the earlier master gave them.
             session.heartbeat_s = self.period_s(name)
         self.returning.expect(process.name for process in presence.attached)
         self._fences.restore(map(str, presence.fenced))
@@ -193,7 +193,7 @@ class ProcessGateway:
             return name
         elif place not in self.sessions and not self.sessions.has_left(place):
             return place
-        raise TransientError(f"it is not known yet who follows in the place of {place}")
+        raise TransientError(f"the successor of {place} is not known yet")
 
     async def attach(
         self,

@@ -76,9 +76,11 @@ class Welcome:
         if not public_key:
             return ""
         if self.authority is None:
-            raise ValueError(f"{name} wants a certificate, but the job does not use TLS")
+            raise ValueError(f"{name} requested a certificate, but the job does not use TLS")
         if name.role is Role.WORKER and not self.workers_serve():
-            raise ValueError(f"{name} wants a certificate, but workers of this job serve nobody")
+            raise ValueError(
+                f"{name} requested a certificate, but this job's workers accept no connections"
+            )
         # The name outlives an incarnation: workers know servers by their index.
         return self.authority.certify(public_key, [f"{name.role}-{name.index}"])
 
@@ -216,7 +218,7 @@ class MasterService:
                 ),
             )
             if known:
-                # It has been told the rest, and thousands come at once.
+                # It knows the rest already, and thousands come at once.
                 period_s = self._gateway.set_period_s(event.name)
                 return pb.AttachReply(term=self._welcome.term, heartbeat_s=period_s)
             await self._gateway.attach(

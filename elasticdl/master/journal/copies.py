@@ -151,7 +151,7 @@ class CopiedJournal:
     """The journal of a run, with copies. Use it from one event loop.
 
     It is whole while a process on record has a copy. Without one the job continues, as with a full
-    disk: a next master would have to begin it anew.
+    disk: a next master would have to start it over.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class CopiedJournal:
             self._lost_s = math.inf
             _LOG.warning(
                 "no process has a copy of the journal: if this master ends now, the next one"
-                " begins the job anew"
+                " starts the job over"
             )
 
     async def aclose(self) -> None:
@@ -281,7 +281,7 @@ class CopiedJournal:
         for copy in self._copies.values():
             await copy.close()
         self._copies.clear()
-        # A change of before that arrives late must not replace a newer copy.
+        # An earlier change that arrives late must not replace a newer copy.
         self._number += 1
         self._pause()
 

@@ -134,7 +134,7 @@ class Recovery:
 
 
 def _newest_of(directory: Path, run_name: str) -> Segment | None:
-    """Return the newest segment, if it is of this launch. Raises OSError, Corrupted."""
+    """Return the newest segment, if this launch wrote it. Raises OSError, Corrupted."""
     newest = files.segments(directory)[-1:]
     return newest[0] if newest and files.header_of(newest[0].path).run == run_name else None
 
@@ -166,7 +166,7 @@ def last_start(directory: Path) -> JobStarted | None:
 
 
 def last_stop(directory: Path, run_name: str) -> StopRequested | None:
-    """Return the last request to stop in the newest run if it is of this launch; else None.
+    """Return the last request to stop in the newest run if this launch wrote it; else None.
 
     Other lines may be damaged. Raises OSError, Corrupted.
     """

@@ -66,7 +66,7 @@ class JournalFile:
     of a slow sync: one that had begun before an event does not count for it.
 
     Two masters may write at once, if one does not know that it was replaced. The later one says in
-    its first segment from where it goes on, so what the earlier one still writes does not count.
+    its first segment from where it continues, so what the earlier one still writes does not count.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class JournalFile:
         except OSError:
             return False
         if later:
-            raise MasterSuperseded("a later master began the job anew")
+            raise MasterSuperseded("a later master started the job over")
         if newest > self._header.term:
             raise MasterSuperseded(f"the master of term {newest} continues the job")
         return not self._gap
@@ -376,7 +376,7 @@ class JournalFile:
             if left < 0:
                 segment.path.unlink()
             if segment.run < self._run:
-                # Nobody continues an earlier run. What is of a later one belongs to its master.
+                # Nobody continues an earlier run. The files of a later one belong to its master.
                 files.start_path(self._directory, segment.run).unlink(missing_ok=True)
                 files.gap_path(self._directory, segment.run).unlink(missing_ok=True)
                 for term in files.terms(self._directory, segment.run):

@@ -1,4 +1,4 @@
-"""Begins a local job anew if a killed master's journal cannot continue it.
+"""Starts a local job over if a killed master's journal cannot continue it.
 
 That costs the work since the newest checkpoint, but not the job.
 """
@@ -22,7 +22,7 @@ from elasticdl.master.journal.recovery import last_stop
 @final
 @dataclass(frozen=True, slots=True)
 class BeginAnew:
-    """What a master that begins anew has to say, and why the job was stopped, if it was.
+    """What a master that starts the job over has to say, and why the job was stopped, if it was.
 
     `had_begun`: it had processes.
     """

@@ -241,7 +241,7 @@ class KubernetesPlatform:
         async with self._connection() as api:
             ended = await self._resources(api).end_earlier()
             if (copies := environment.copies) is not None and copies.record.holders():
-                # Their copies are of a job that nobody continues.
+                # Their copies belong to a job that nobody continues.
                 await heard(lambda: copies.record.record(()), _CONCLUDE_AGAIN_S)
         warnings = begin_anew(self._spec, environment.directory, lost=ended > 0)
         return replace(environment, warnings=(*environment.warnings, *warnings))

@@ -1,4 +1,4 @@
-"""The directory of a job, as a master in a pod opens it, or begins the job in it anew.
+"""The directory of a job, as a master in a pod opens it, or starts the job in it over.
 
 `begin_anew.py` does the latter for a local job.
 """
@@ -36,7 +36,7 @@ def open_directory(
         make_private(directory.path)
         ours = _uid(claim) == owner.uid
         if replaces and ours and directory.spec.exists():
-            # As the master before left it: its journal is of that job.
+            # As the master before left it: its journal belongs to that job.
             return directory, ()
         if directory.spec.exists() and not ours and not spec.checkpoint.resume:
             raise SpecError(

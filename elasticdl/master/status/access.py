@@ -136,7 +136,7 @@ class AccessGuard:
     def _check_origin(self, request: web.Request, host: str) -> None:
         """Refuse requests that a browser marks as coming from another site.
 
-        With our policy a form sends the origin `null`, but also says that it is of the same origin.
+        With our policy a form sends the origin `null`, but also says that it has the same origin.
         """
         origin, platform = request.headers.get("Origin"), request.headers.get("Sec-Fetch-Site")
         same = origin is not None and origin.lower() in (

@@ -15,7 +15,7 @@ class ConnectionLimiter:
     """The page's connections; `most` in all.
 
     A connection is a stranger's until it has shown the token. Strangers get half of them. A new one
-    replaces the oldest, so early strangers keep nobody out.
+    replaces the oldest, so strangers that came early keep no other caller out.
     """
 
     def __init__(self, most: int) -> None:

@@ -26,7 +26,7 @@ class StateReports:
         self._outbox.urgent.set()
 
     def prepare(self) -> State | None:
-        """The state if it was requested, or if leases told as held are not any more; else None.
+        """The state if it was requested, or if leases reported as held are gone; else None.
 
         Call it before the outbox is emptied: it makes the outbox report every lease in hand.
         """

@@ -50,7 +50,7 @@ class StoodStill(UserError):
 class _Doing:
     """What a thread is doing.
 
-    `waits` is None if nobody waits for it; otherwise it tells whether the work is done and itself
+    `waits` is None if nobody waits for it; otherwise it returns whether the work is done and itself
     waits for others. `in_vain` says for whom, if they will never do their part; otherwise ''.
     `user_code` is the folder of user code, if that alone can be slow here.
     `stack` is where the thread was last seen, since `stack_s`.
@@ -145,7 +145,7 @@ class HangWatch:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """The block waits for other processes: what this thread does begins anew after it."""
+        """The block waits for other processes; the thread's time starts again after it."""
         thread = threading.get_ident()
         around = self._doing.pop(thread, None)
         try:
@@ -156,9 +156,10 @@ class HangWatch:
                 self._doing[thread] = around
 
     def moving(self) -> None:
-        """What this thread does is long, but goes on: its time begins anew now and then.
+        """What this thread does is long, but continues: its time starts again now and then.
 
-        Reports to the master go on without a gap, since who does nothing for long is replaced.
+        Reports to the master continue without a gap, since a worker that does nothing for long is
+        replaced.
         """
         doing, now_s = self._doing.get(threading.get_ident()), self._clock.now_s()
         if doing is not None:

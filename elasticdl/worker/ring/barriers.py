@@ -211,7 +211,7 @@ def _written(
 ) -> tuple[WrittenFile, float]:
     """Write the file of a checkpoint below a directory or an address.
 
-    Also returns the seconds of the upload, in which training goes on. Raises OSError, UserError,
+    Also returns the seconds of the upload, in which training continues. Raises OSError, UserError,
     TransientError.
     """
     if not is_address(where):

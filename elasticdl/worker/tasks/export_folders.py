@@ -290,7 +290,7 @@ def _lock_file(hidden: Path) -> int:
     """Open the lock of a hidden folder. Raises OSError.
 
     It is a regular file that is open for writing: of others, NFS keeps no lock that other machines
-    heed.
+    respect.
     """
     return os.open(hidden / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
 
@@ -409,7 +409,7 @@ class _StoredFolders(_Folders):
         return any(name.startswith(RUN_PREFIX) and name != self._owner for name in names)
 
     def _is_recent(self, folder: str) -> bool:
-        """Whether something was written below a folder lately, so that another job may go on."""
+        """Whether something was written below a folder lately, so that another job may continue."""
         there = store_of(self._place).listed(folder, deep=True)
         newest = max((entry.mtime_ns for entry in there), default=0)
         return not newest or time.time() - newest / 1e9 < _ABANDONED_S
@@ -417,7 +417,7 @@ class _StoredFolders(_Folders):
 
 @contextmanager
 def _no_user_error() -> Iterator[None]:
-    """A store that refuses a write says nothing of the user's model."""
+    """A store that refuses a write says nothing about the user's model."""
     try:
         yield
     except UserError as error:

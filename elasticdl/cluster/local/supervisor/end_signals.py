@@ -18,7 +18,7 @@ Send = Callable[[signal.Signals], object]
 
 
 def wake(directory: JobDirectory, send: Send) -> None:
-    """Have a stopped (SIGSTOP) master and supervisor go on, so that they can end in order."""
+    """Continue a stopped (SIGSTOP) master and supervisor, so that they can end in order."""
     master = read_master(directory)
     if master is not None and master.token and master.runs(directory):
         with suppress(ProcessLookupError, PermissionError):

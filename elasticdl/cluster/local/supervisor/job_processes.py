@@ -48,7 +48,7 @@ class JobProcesses:
             await ended.close(_AT_ONCE_S)
 
     async def reopen(self) -> None:
-        """Begin anew if a master ended all for good and then died without an outcome."""
+        """Start over if a master ended all for good and then died without an outcome."""
         async with self._one_by_one:
             if self._closed:
                 self._closed = False

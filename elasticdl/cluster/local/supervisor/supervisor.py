@@ -1,7 +1,8 @@
 """Keeps a local job alive: starts its master, and the next one when a master was killed.
 
 The processes of the job are this process's children, so they outlive a master. What a master needs
-to go on where its predecessor was, such as the job's token and its ports, is kept here, in memory.
+to continue where its predecessor ended, such as the job's token and its ports, is kept here, in
+memory.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ class Supervisor:
     async def _run_master(
         self, number: int, before: Predecessor | None
     ) -> tuple[ExitStatus, int | None]:
-        """Run one master; return how it ended, and the exit code of the job if it told that.
+        """Run one master; return how it ended, and the exit code of the job if it reported one.
 
         Raises CreateRefused.
         """

@@ -316,7 +316,7 @@ class Checkpointing:
         if (saved := self.complete.at_version(version)) is not None:
             return saved.mark
         if self.saving is not None and self.saving.version == version:
-            # A server restored it, so it is complete, before the master was told so.
+            # A server restored it, so it is complete, before the master heard of it.
             return self.saving.mark
         return NOTHING if version in (0, self.complete.begun_version) else None
 

@@ -56,7 +56,7 @@ class Intervals:
 
         `given_up`: whether the last due checkpoint was.
         """
-        # Computed anew each time: a Tick must not leave a wish behind, since it is not journaled.
+        # Computed each time: a Tick must not leave a wish behind, since it is not journaled.
         context, seconds = self._context, self.seconds
         # What asks for it stays until one is saved. Failures must not make that an endless loop.
         early = self.early.due and not given_up

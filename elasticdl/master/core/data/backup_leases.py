@@ -107,7 +107,7 @@ class BackupLeases:
         rests = [held.piece.shard.records - held.offset for held in shards]
         left_s = pace_s * sum(rests)
         if not ledger.keeps_progress:
-            # It reports nothing before the end of a shard, and the next worker begins anew.
+            # It reports nothing before the end of a shard, and the next worker starts over.
             left_s -= self._context.now_s - max(shards[0].since_s, process.busy_since_s)
         if process.slow_times:
             # It gets none of them again: see `Leasing`.

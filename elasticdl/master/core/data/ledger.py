@@ -352,7 +352,7 @@ class Ledger:
     def blame(self, blame: Blame) -> Piece | None:
         """Count a failure of a piece that its holder has lost by now.
 
-        Returns the piece if that parked it. A piece that is held again goes on: its next failure
+        Returns the piece if that parked it. A piece that is held again continues: its next failure
         parks it.
         """
         held = self.held.get(blame.shard) if blame.shard is not None else None

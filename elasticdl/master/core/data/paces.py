@@ -109,7 +109,7 @@ class Paces:
         if worker is not None:
             own = self._workers.setdefault(worker, {})
             if task not in own:
-                # The first time of each worker compiles: it says nothing of the later ones.
+                # The first time of each worker compiles: it says nothing about the later ones.
                 own[task] = _Pace()
                 self._first_s = max(seconds, self._first_s or 0.0)
                 return

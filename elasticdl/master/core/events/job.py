@@ -89,7 +89,7 @@ class Tick(Event):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRequested(Event):
-    """A person requested a checkpoint, or a server that was told to leave."""
+    """A person requested a checkpoint, or a server that has to leave."""
 
     leaving: ProcessName | None = None
     """That server; None for a person."""

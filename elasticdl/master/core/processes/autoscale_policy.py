@@ -143,7 +143,7 @@ class AutoscalePolicy:
         return self._trial is not None
 
     def forget(self, at_s: float) -> None:
-        """Measure anew: something else than the number of these processes has changed.
+        """Restart the measurement: something other than the number of these processes has changed.
 
         A trial keeps what it measured before its change, so it then judges both changes.
         """
@@ -319,7 +319,7 @@ class AutoscalePolicy:
         return processes > before if self.wanted > before else processes == self.wanted
 
     def _count_cost(self, interval: Interval) -> None:
-        """Add the work that a change costs, for example while a ring forms anew."""
+        """Add the work that a change costs, for example while a ring re-forms."""
         trial = self._trial
         if trial is None or interval.pause not in self._costs:
             return

@@ -99,7 +99,7 @@ class ProcessLifecycle:
         )
 
     def _follows(self, name: ProcessName) -> bool:
-        """Whether a server was started in the place of one whose end is still to be told."""
+        """Whether a server was started in the place of one whose end is not reported yet."""
         before = self._context.processes.server(name.index) if name.role is Role.PS else None
         return before is not None and before.name < name
 

@@ -119,7 +119,7 @@ class Process:
     """The version that a parameter server restored when it started."""
     attached: bool = False
     finished: bool = False
-    """It was told that there is no more work."""
+    """It knows that there is no more work."""
     failure_reported: bool = False
     """Its user code's failure was reported and counted, so its exit is not counted again."""
     revoked: bool = False
@@ -161,7 +161,7 @@ class Process:
     in_gang: bool = False
     """It gets a place together with the servers and other workers; set at its start."""
     stop_ordered: bool = False
-    """The cluster was told to end it."""
+    """The cluster was asked to end it."""
     replaced: bool = False
     """Another was ordered in its place, or none will be."""
     hung_since_s: float | None = None

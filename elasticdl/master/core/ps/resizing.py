@@ -1,6 +1,6 @@
 """Changes the number of parameter servers while the job trains.
 
-Servers of the next map start beside those that serve, and stand by. While training goes on, they
+Servers of the next map start beside those that serve, and stand by. While training continues, they
 load checkpoints that are taken for them, until few rows change from one to the next. Then a
 checkpoint is cut whose servers stay sealed: they admit no later push. The new servers restore it,
 of which they need the newest delta only, and the map changes in one decision. Until then the seal
@@ -282,7 +282,7 @@ class Resizing:
     # failures
 
     def _withdraw(self, move: Move, why: str) -> None:
-        """End the new servers of a try, and let the present ones go on."""
+        """End the new servers of a try, and let the present ones continue."""
         context, self._move = self._context, None
         context.loading = ()
         if move.sealed:
@@ -392,7 +392,7 @@ class Resizing:
             self._fail(f"{name} cannot load {move.base}")
             return
         gone, failed = move.base, move.failed + 1
-        # The time of this round says nothing of the next one.
+        # The time of this round says nothing about the next one.
         move = replace(move, base="", loaded=frozenset(), failed=failed, rounds=0)
         if move.newest != gone:
             self._load(move)
@@ -413,7 +413,7 @@ class Resizing:
             return
         ours = move.snapshot == event.snapshot
         if not move.sealed:
-            # Also one that was not taken for them: the next delta is of it.
+            # Also one that was not taken for them: the next delta builds on it.
             move = move.next_round() if ours else move
             move = self._move = replace(move, newest=event.path)
             self._hold(move)
@@ -468,7 +468,7 @@ class Resizing:
             yield f"{what}: new servers wait until a checkpoint can be taken: {why}"
         elif not move.sealed:
             did = f"{len(move.loaded)} of {move.to.number} new servers have loaded checkpoint"
-            yield f"{what}: {did} {max(1, move.rounds)}; training goes on"
+            yield f"{what}: {did} {max(1, move.rounds)}; training continues"
         else:
             did = f"{self._restored_number(move)} of {move.to.number} new servers have restored it"
             yield f"{what}: workers wait; the checkpoint is {move.stage}, {did}"

@@ -80,7 +80,7 @@ class RollingBack:
         return True
 
     def _attached_meanwhile(self, event: ProcessAttached, back: RollBack) -> None:
-        """A server was told to restore the checkpoint: its process is of after the begin."""
+        """A server that started after the return began was told to restore the checkpoint."""
         if not event.kept and event.restored_version == back.version:
             return
         text = f"{event.name} could not read the checkpoint of version {back.version}"
@@ -88,7 +88,7 @@ class RollingBack:
         if older is not None:
             self._begin(older, f"{text}: see its log")
             return
-        # The other servers have ended, and their values are of steps that are undone.
+        # The other servers have ended, and their values come from steps that are undone.
         self._context.fail(
             f"{text}, and there is no earlier one that the job can return to",
             hint=back.hint,
@@ -123,7 +123,7 @@ class RollingBack:
         if back is None or context.servers_away():
             return
         context.roll_back = None
-        # Servers of before the return may have told later versions meanwhile.
+        # Servers from before the return may have reported later versions meanwhile.
         self._at(back.version)
         text = f"all servers have version {back.version} again: training continues"
         context.orders.announce("server", text, details={"version": back.version})
@@ -173,7 +173,7 @@ class RollingBack:
     def _return(self, to: Saved, why: str) -> int:
         """Take back all that is leased, and the ledger to a checkpoint; return records to repeat.
 
-        What a fence finds at servers that lost their memory says nothing of what the checkpoint
+        What a fence finds at servers that lost their memory says nothing about what the checkpoint
         has.
         """
         context = self._context

@@ -55,7 +55,7 @@ class Pause:
 class Move:
     """One try.
 
-    `since_s`: when its stage began; that of the cut goes on until the end. `standing`: indices of
+    `since_s`: when its stage began; that of the cut lasts until the end. `standing`: indices of
     new servers that wait for the order to restore. `sealed`: the servers that make the cut.
 
     `snapshot`: the checkpoint that was ordered last, at `ordered_s`, and is not on disk. `newest`:

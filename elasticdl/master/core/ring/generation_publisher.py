@@ -326,8 +326,8 @@ class GenerationPublisher:
                 report.free_since_s = None
                 # Its weights are no longer the ring's: others get the leases that use them.
                 self._leasing.revocation.revoke(name, "the ring continues without it")
-        # The generation goes on from the weights of its members. Others fall behind with its first
-        # step.
+        # The generation continues from the weights of its members. Others fall behind with its
+        # first step.
         self._holders = {name: None for name in self._holders if name in decision.members}
         restore_from = ""
         if not self._holders and self._begun:
