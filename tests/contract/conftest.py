@@ -1,6 +1,4 @@
-"""An object store on loopback for the tests of a file, and parameter servers or a page for one
-test.
-"""
+"""Fixtures of several files: an object store, parameter servers, a driver, a page, a cache."""
 
 from __future__ import annotations
 
@@ -14,6 +12,7 @@ import pytest
 from tests.object_store import ObjectStore, reached, serving
 
 if TYPE_CHECKING:
+    from tests.contract import driver_stage
     from tests.contract.ps_stage import Stage
     from tests.contract.status_stage import Page
 
@@ -29,6 +28,22 @@ def server() -> Iterator[ObjectStore]:
 def empty(server: ObjectStore) -> None:
     """Without objects in its bucket."""
     server.buckets["bucket"].clear()
+
+
+@pytest.fixture
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Indexes of files and decompressed copies go into a directory of this test's own."""
+    monkeypatch.setenv("ELASTICDL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[driver_stage.Stage]:
+    """A driver with its servers of calls, around a core of the test's own."""
+    from tests.contract.driver_stage import Stage
+
+    made = Stage(tmp_path)
+    yield made
+    made.close()
 
 
 @pytest.fixture

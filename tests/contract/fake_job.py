@@ -252,3 +252,16 @@ class FakeJob:
                 name, Report(progress=(progress,), gauges={"rss_bytes": 0.98 * 2**30}), reports
             )
         return reports
+
+
+async def whole_job(
+    directory: Path,
+    scenario: Callable[[FakeJob], Any] | None = None,
+    prepare: Callable[[FakeJob], None] | None = None,
+    **flags: Any,
+) -> tuple[FinishJob, FakeJob]:
+    """Run a job to its end."""
+    job = FakeJob(directory, **flags)
+    if prepare:
+        prepare(job)
+    return await job.run(scenario), job

@@ -20,13 +20,8 @@ from elasticdl.errors import ExitCode, PermanentError, UserError
 from elasticdl.preprocessing import Discretization, IndexLookup, Normalizer, Statistics
 from tests.killed import kill_this_process
 
-pytestmark = pytest.mark.contract
+pytestmark = [pytest.mark.contract, pytest.mark.usefixtures("own_cache")]
 RECORDS = 300_000
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ELASTICDL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture(scope="module")

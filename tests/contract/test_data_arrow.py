@@ -15,12 +15,7 @@ from elasticdl.data.arrow_messages import END_MARK
 from elasticdl.errors import UserError
 from elasticdl.shard import Shard, ShardId
 
-pytestmark = pytest.mark.contract
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ELASTICDL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+pytestmark = [pytest.mark.contract, pytest.mark.usefixtures("own_cache")]
 
 
 def write(path: Path, *tables: pa.Table, options: Any = None, close: bool = True) -> Path:

@@ -24,12 +24,7 @@ from elasticdl.shard import Shard, ShardId, Source, Task, same_data
 from elasticdl.worker.pipeline.assignment import Assignment, sources_of
 from elasticdl.worker.pipeline.user_reader import UserReader
 
-pytestmark = pytest.mark.contract
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ELASTICDL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+pytestmark = [pytest.mark.contract, pytest.mark.usefixtures("own_cache")]
 
 
 def write_csv(folder: Path, text: str = "a,b\n1,2\n3,4\n") -> Path:

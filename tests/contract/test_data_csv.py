@@ -22,17 +22,12 @@ from elasticdl.errors import UserError
 from elasticdl.shard import Shard, ShardId
 from tests.present import array
 
-pytestmark = pytest.mark.contract
+pytestmark = [pytest.mark.contract, pytest.mark.usefixtures("own_cache")]
 
 fields = st.one_of(
     st.text(st.sampled_from('a",;\t\r\n é')),
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8),
 )
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ELASTICDL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
 
 
 def rows_of(

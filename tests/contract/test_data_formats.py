@@ -11,12 +11,7 @@ import pytest
 from elasticdl.data import open_reader
 from elasticdl.errors import UserError
 
-pytestmark = pytest.mark.contract
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ELASTICDL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+pytestmark = [pytest.mark.contract, pytest.mark.usefixtures("own_cache")]
 
 
 def test_files_of_several_formats_are_refused(tmp_path: Path) -> None:

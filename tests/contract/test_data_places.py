@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,10 @@ import pytest
 
 from elasticdl.data import Reader, open_custom_reader, open_reader
 from elasticdl.data.places import place_of
-from elasticdl.native._native import crc32c
 from elasticdl.worker.pipeline.user_reader import UserReader
+from tests.tfrecords import framed
 
-pytestmark = pytest.mark.contract
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ELASTICDL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+pytestmark = [pytest.mark.contract, pytest.mark.usefixtures("own_cache")]
 
 
 def place(reader: Reader, number: int) -> str:
@@ -58,16 +52,11 @@ def test_a_bad_csv_row_is_told_by_its_line_too(tmp_path: Path) -> None:
 
 
 def test_a_tfrecord_is_told_by_its_number_and_offset(tmp_path: Path) -> None:
-    def masked(data: bytes) -> bytes:
-        crc = crc32c(data)
-        return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
-
     path = tmp_path / "data.tfrecord"
     frames = []
     for number in range(600):
         data = b"x" * (number % 5)
-        length = struct.pack("<Q", len(data))
-        frames.append(length + masked(length) + data + masked(data))
+        frames.append(framed(data))
     path.write_bytes(b"".join(frames))
     reader = open_reader(str(path), {})
     assert place(reader, 0) == f"{path}: record 0 at offset 0"

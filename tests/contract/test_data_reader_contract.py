@@ -7,7 +7,6 @@ from __future__ import annotations
 import csv
 import os
 import sqlite3
-import struct
 import tarfile
 from collections.abc import Iterator
 from contextlib import closing
@@ -25,12 +24,12 @@ from elasticdl.data import Reader, Records, open_custom_reader, open_reader
 from elasticdl.data.columns import ColumnsReader
 from elasticdl.data.files import DataChanged
 from elasticdl.errors import UserError
-from elasticdl.native._native import crc32c
 from elasticdl.shard import Shard, ShardId
 from tests.archives import add_member
 from tests.present import array
+from tests.tfrecords import framed
 
-pytestmark = pytest.mark.contract
+pytestmark = [pytest.mark.contract, pytest.mark.usefixtures("own_cache")]
 RECORDS = 10_007
 IN_FILES = [
     "csv",
@@ -46,21 +45,6 @@ IN_FILES = [
     "webdataset",
 ]
 FORMATS = [*IN_FILES, "sqlite", "sqlite with gaps", "duckdb with gaps", "custom", "own"]
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ELASTICDL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-
-
-def masked(data: bytes) -> bytes:
-    crc = crc32c(data)
-    return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
-
-
-def frame(data: bytes) -> bytes:
-    length = struct.pack("<Q", len(data))
-    return length + masked(length) + data + masked(data)
 
 
 class Elsewhere:
@@ -87,7 +71,7 @@ def write(kind: str, path: Path, numbers: range) -> str:
                 )
             return file.name
         case "tfrecord":
-            path.with_suffix(".tfrecord").write_bytes(b"".join(frame(b"%d" % i) for i in numbers))
+            path.with_suffix(".tfrecord").write_bytes(b"".join(framed(b"%d" % i) for i in numbers))
             return str(path.with_suffix(".tfrecord"))
         case "csv gz" | "tfrecord zst":
             plain = Path(write(kind.split()[0], path, numbers))

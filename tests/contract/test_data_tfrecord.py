@@ -18,12 +18,7 @@ from elasticdl.errors import UserError
 from elasticdl.native._native import crc32c
 from elasticdl.shard import Shard, ShardId
 
-pytestmark = pytest.mark.contract
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ELASTICDL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+pytestmark = [pytest.mark.contract, pytest.mark.usefixtures("own_cache")]
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,13 +36,6 @@ from tests.contract.driver_stage import LEASE, PS, SPEC, TERM, TOKEN, WORKER, St
 from tests.waiting import until
 
 pytestmark = pytest.mark.contract
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    made = Stage(tmp_path)
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -27,13 +26,6 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.contract
 HELD = (Applied(ShardId(4), 0, 70),)
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    made = Stage(tmp_path)
-    yield made
-    made.close()
 
 
 def test_a_process_is_asked_for_its_state_and_its_answer_is_heard(stage: Stage) -> None:

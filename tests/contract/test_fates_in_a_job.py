@@ -15,7 +15,7 @@ import pytest
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.errors import ExitCode
 from elasticdl.master.core.commands import FinishJob
-from tests.contract.fake_job import SOURCE, FakeJob
+from tests.contract.fake_job import SOURCE, FakeJob, whole_job
 from tests.fake_cluster import (
     DELETED,
     EVICTED,
@@ -40,13 +40,7 @@ def play(tmp_path: Path) -> Callable[..., tuple[FinishJob, FakeJob]]:
         prepare: Callable[[FakeJob], None] | None = None,
         **flags: Any,
     ) -> Any:
-        async def whole() -> tuple[FinishJob, FakeJob]:
-            job = FakeJob(tmp_path, **flags)
-            if prepare:
-                prepare(job)
-            return await job.run(scenario), job
-
-        return asyncio.run(whole())
+        return asyncio.run(whole_job(tmp_path, scenario, prepare, **flags))
 
     return run
 

@@ -52,13 +52,6 @@ GUESSES = (
 )
 
 
-@pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    made = Stage(tmp_path)
-    yield made
-    made.close()
-
-
 # the master
 
 

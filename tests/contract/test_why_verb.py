@@ -21,7 +21,7 @@ from elasticdl.job_choices import Action
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.master.core.commands import FinishJob
 from elasticdl.master.outcome import leave_outcome, leave_report, outcome_of, tell_story
-from tests.contract.fake_job import FakeJob
+from tests.contract.fake_job import FakeJob, whole_job
 from tests.fake_cluster import OUT_OF_MEMORY, PREEMPTED
 
 pytestmark = pytest.mark.contract
@@ -43,13 +43,7 @@ def play(tmp_path: Path) -> Callable[..., FinishJob]:
         prepare: Callable[[FakeJob], None] | None = None,
         **flags: Any,
     ) -> FinishJob:
-        async def whole() -> tuple[FinishJob, FakeJob]:
-            job = FakeJob(tmp_path, **flags)
-            if prepare:
-                prepare(job)
-            return await job.run(scenario), job
-
-        finish, job = asyncio.run(whole())
+        finish, job = asyncio.run(whole_job(tmp_path, scenario, prepare, **flags))
         directory = JobDirectory(tmp_path)
         directory.spec.write_text(job.spec.model_dump_json())
         status = job.core.status()

@@ -578,3 +578,10 @@ class RingWorld:
             assert receipt.total.repeated == 0
         assert self.generations == sorted(set(self.generations))
         assert not WRONG & told.dropped.keys(), told.dropped
+
+
+def started(**flags: Any) -> RingWorld:
+    """A world whose job has begun."""
+    world = RingWorld(make_spec(**flags))
+    world.put(e.JobStarted(0.0, TRAIN, VALIDATION))
+    return world

@@ -4,24 +4,16 @@ code.
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from elasticdl.cluster.base import ExitStatus, ProcessName, Role
 from elasticdl.errors import ExitCode
 from elasticdl.master.core import events as e
 from elasticdl.shard import Task
-from tests.core.ring_world import TRAIN, VALIDATION, RingWorld, make_spec
+from tests.core.ring_world import RingWorld, started
 from tests.present import present
 
 pytestmark = pytest.mark.core
-
-
-def started(**flags: Any) -> RingWorld:
-    world = RingWorld(make_spec(**flags))
-    world.put(e.JobStarted(0.0, TRAIN, VALIDATION))
-    return world
 
 
 def test_a_job_that_is_ended_at_once_forms_no_rings_of_those_that_are_about_to_end() -> None:

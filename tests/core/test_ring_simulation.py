@@ -4,24 +4,16 @@ weights know what they saw.
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from elasticdl.errors import ExitCode
 from elasticdl.history.job_event import EventStep
 from elasticdl.master.core import commands as c
 from elasticdl.master.core import events as e
-from tests.core.ring_world import KILLED, TRAIN, VALIDATION, RingWorld, Worker, make_spec
+from tests.core.ring_world import KILLED, RingWorld, Worker, started
 from tests.present import present
 
 pytestmark = pytest.mark.core
-
-
-def started(**flags: Any) -> RingWorld:
-    world = RingWorld(make_spec(**flags))
-    world.put(e.JobStarted(0.0, TRAIN, VALIDATION))
-    return world
 
 
 def test_a_job_on_a_ring_trains_every_record_once_and_needs_no_server() -> None:

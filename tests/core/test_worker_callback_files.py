@@ -17,6 +17,7 @@ from elasticdl.worker.pipeline.outbox import Outbox
 from elasticdl.worker.tasks.callback_files import CallbackFiles
 from elasticdl.worker.tasks.callbacks import JobCallbacks, Occasion
 from elasticdl.worker.tasks.evaluation import PastRound
+from tests.tensorboard import points
 
 pytestmark = [pytest.mark.core, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -53,19 +54,6 @@ def tell_round(worker: JobCallbacks, number: int, auc: float) -> None:
 def rows(path: Path) -> list[dict[str, str]]:
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
-
-
-def points(folder: Path) -> list[tuple[int, str, float]]:
-    from tensorflow.python.summary.summary_iterator import summary_iterator
-
-    events = [
-        event for path in sorted(folder.glob("events*")) for event in summary_iterator(str(path))
-    ]
-    return [
-        (event.step, value.tag, value.simple_value)
-        for event in events
-        for value in event.summary.value
-    ]
 
 
 def test_with_validation_data_one_worker_writes_the_csv_of_the_job(tmp_path: Path) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from elasticdl.native import _native
+from tests.tfrecords import framed
 
 BAD_ROW = "one,field,too,many,by,far"
 BAD_CELL = "no number"
@@ -56,22 +55,7 @@ def _tsv(path: Path, ids: Sequence[int]) -> None:
 
 
 def _tfrecord(path: Path, ids: Sequence[int]) -> None:
-    with path.open("wb") as file:
-        for one in ids:
-            data = str(one).encode()
-            length = struct.pack("<Q", len(data))
-            file.write(
-                length
-                + struct.pack("<I", _masked(length))
-                + data
-                + struct.pack("<I", _masked(data))
-            )
-
-
-def _masked(data: bytes) -> int:
-    """TFRecord's checksum."""
-    crc = _native.crc32c(data, 0)
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    path.write_bytes(b"".join(framed(str(number).encode()) for number in ids))
 
 
 def _npz(path: Path, ids: Sequence[int]) -> None:

@@ -96,9 +96,9 @@ class Scripted:
         return pb.Done()
 
 
-def page_for(token: str) -> int:
-    """A status page's port: it knows the owner and the viewer."""
-    known = [f"Bearer {one}" for one in (token, viewer_token(token))]
+def page_of(*tokens: str) -> type[BaseHTTPRequestHandler]:
+    """A page without content for those who have one of the tokens."""
+    known = [f"Bearer {token}" for token in tokens]
 
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -110,7 +110,12 @@ def page_for(token: str) -> int:
         def log_message(self, *_: object) -> None:
             pass
 
-    page = ThreadingHTTPServer(("127.0.0.1", 0), Page)
+    return Page
+
+
+def page_for(token: str) -> int:
+    """A status page's port: it knows the owner and the viewer."""
+    page = ThreadingHTTPServer(("127.0.0.1", 0), page_of(token, viewer_token(token)))
     threading.Thread(target=page.serve_forever, daemon=True).start()
     return page.server_address[1]
 

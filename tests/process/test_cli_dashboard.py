@@ -11,7 +11,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from elasticdl.tls.authority import Authority
 from elasticdl.tls.contexts import server_context
 from elasticdl.tokens import viewer_token
 from tests.process.cluster_of_one import NAMESPACE, TOKEN, VIEWER, ClusterOfOne, cluster_of_one
+from tests.process.scripted_master import page_of
 from tests.process.test_cli_jobs import Commands, elasticdl
 
 pytestmark = pytest.mark.process
@@ -106,19 +107,7 @@ def page() -> Iterator[int]:
 
 @contextmanager
 def served_page(context: ssl.SSLContext | None) -> Iterator[int]:
-    known = [f"Bearer {token}" for token in (TOKEN, VIEWER)]
-
-    class Page(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200 if self.headers["Authorization"] in known else 401)
-            self.send_header("Content-Length", "2")
-            self.end_headers()
-            self.wfile.write(b"{}")
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), page_of(TOKEN, VIEWER)) as server:
         if context is not None:
             server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever)

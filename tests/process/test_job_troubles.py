@@ -26,6 +26,7 @@ from elasticdl.history.diagnosis_text import entry_text
 from elasticdl.jobdir.layout import JobDirectory
 from tests.commands import printed
 from tests.conftest import ROOT, Job, write_iris
+from tests.tensorboard import points
 from tests.waiting import until as until_soon
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
@@ -246,20 +247,6 @@ def test_the_record_is_all_there_when_the_job_is_over(lost: Lost) -> None:
         capture_output=True,
         timeout=60,
     )
-
-
-def points(folder: Path) -> list[tuple[int, str, float]]:
-    """(step, tag, value), by TensorFlow's own reader."""
-    from tensorflow.python.summary.summary_iterator import summary_iterator
-
-    events = [
-        event for path in sorted(folder.glob("events*")) for event in summary_iterator(str(path))
-    ]
-    return [
-        (event.step, value.tag, value.simple_value)
-        for event in events
-        for value in event.summary.value
-    ]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

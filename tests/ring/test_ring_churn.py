@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from model_zoo import make_data
 from tests import churn
 from tests.conftest import ROOT, Job
 
@@ -25,13 +24,6 @@ EVERY_S = (3.5, 6.5)
 STEPS = EPOCHS * RECORDS // 32
 PACE_S = 0.0 if churn.SEEDS else 0.06
 """The steps of the short job take 13 s at least."""
-
-
-@pytest.fixture(scope="module")
-def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("digits")
-    make_data.MAKERS["digits"](folder, 0)
-    return folder
 
 
 @pytest.mark.timeout(900)

@@ -424,6 +424,13 @@ class Checkpointing:
         if self._is_counted(saving.id):
             self.intervals.saved(saving.delayed_since_s, paused_s)
 
+    def fail_cut(self, reason: str) -> None:
+        """Give up the cut that servers or members are making, if there is one."""
+        if self._snapshots.open_cut is not None:
+            snapshot = self._snapshots.open_cut.id
+            self._snapshots.answered(snapshot)
+            self.failed(snapshot, reason)
+
     def failed(self, snapshot: SnapshotId, reason: str) -> bool:
         """Handle a failed cut or save. False if it is not a checkpoint's."""
         if snapshot != self._cut and (self.saving is None or self.saving.id != snapshot):

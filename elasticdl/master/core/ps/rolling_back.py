@@ -45,7 +45,6 @@ class RollingBack:
         self._leasing = leasing
         self._evaluation = evaluation
         self._checkpointing = checkpointing
-        self._snapshots = snapshots
         self._ends = ends
         self._first: tuple[SnapshotId, str] | None = None
         """The first checkpoint, which is being written, and why all return to it then."""
@@ -179,7 +178,8 @@ class RollingBack:
         context = self._context
         for process in tuple(context.processes.workers()):
             self._leasing.revocation.revoke(process.name, "training goes back to a checkpoint")
-        self._fail_cut(why)
+        # It would have steps that are undone.
+        self._checkpointing.fail_cut(why)
         # Its metrics describe weights that no longer exist.
         self._evaluation.abandon()
         names = reversed(context.processes.all)
@@ -217,10 +217,3 @@ class RollingBack:
             else processes.next_incarnation(index)
             for index in self._context.server_map.indices
         }
-
-    def _fail_cut(self, why: str) -> None:
-        """A view that is being cut would have steps that are undone."""
-        if self._snapshots.open_cut is not None:
-            snapshot = self._snapshots.open_cut.id
-            self._snapshots.answered(snapshot)
-            self._checkpointing.failed(snapshot, why)

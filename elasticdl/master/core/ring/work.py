@@ -328,7 +328,9 @@ class RingWork:
             if item.steps_left:
                 return
             if item.snapshot == open_cut.id:
-                self._fail_cut("a new generation of the ring formed at the checkpoint")
+                self._checkpointing.fail_cut(
+                    "a new generation of the ring formed at the checkpoint"
+                )
                 return
 
     def _tell_loss(self, event: ProgressReported, work: Ledger) -> None:
@@ -370,7 +372,7 @@ class RingWork:
         """Stop the ring at its current step; the rest of its holdings goes back."""
         if not self.halting and self._items:
             self.halting, self._halt_published, self.first_item = why, False, self.next_number
-            self._fail_cut(why)
+            self._checkpointing.fail_cut(why)
 
     def roll_back(self, why: str) -> str:
         """Return to the newest checkpoint, or to the beginning, after the weights were lost.
@@ -383,7 +385,7 @@ class RingWork:
             if saved
             else (self._begun_with, self._begun_version, "")
         )
-        self._fail_cut(why)
+        self._checkpointing.fail_cut(why)
         # The members may have made more steps than they have reported.
         unreported = bool(self._open)
         self._items.clear()
@@ -419,9 +421,3 @@ class RingWork:
             work.give_back(held)
         self._open.clear()
         self._items.clear()
-
-    def _fail_cut(self, why: str) -> None:
-        if self._snapshots.open_cut is not None:
-            snapshot = self._snapshots.open_cut.id
-            self._snapshots.answered(snapshot)
-            self._checkpointing.failed(snapshot, why)
