@@ -197,7 +197,7 @@ def test_each_part_says_what_the_snapshot_has(
     assert window.foreign(address) == []
 
 
-def test_a_failure_is_told_with_its_command_and_a_job_that_just_began_says_so(
+def test_a_failure_is_reported_with_its_command_and_a_job_that_just_began_says_so(
     report: Callable[..., str], open_window: Callable[..., Window]
 ) -> None:
     page = open_window().page

@@ -216,7 +216,7 @@ def module(**parts: str) -> str:
         ),
     ],
 )
-def test_a_mistake_is_told_with_its_place_and_what_to_do(
+def test_a_mistake_is_reported_with_its_place_and_what_to_do(
     tmp_path: Path, part: str, text: str, error: str, hint: str
 ) -> None:
     result = checked(tmp_path, module(**{part: text}))

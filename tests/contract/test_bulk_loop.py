@@ -99,7 +99,7 @@ def test_pushes_that_wait_at_the_gate_keep_no_pull_waiting(stage: Stage) -> None
     assert server.version == MORE_THAN_THREADS
 
 
-def test_pushes_go_on_when_the_gate_opens_by_time(stage: Stage) -> None:
+def test_pushes_continue_when_the_gate_opens_by_time(stage: Stage) -> None:
     (server,) = stage.servers
     server.gate(0.2)
     with ExitStack() as stack:

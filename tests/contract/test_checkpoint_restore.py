@@ -173,7 +173,7 @@ def test_one_server_to_three_to_two_keeps_every_bit(
         )
 
 
-def test_training_goes_on_after_a_restore_as_if_nothing_had_happened(
+def test_training_continues_after_a_restore_as_if_nothing_had_happened(
     open_stage: Callable[..., Stage], tmp_path: Path
 ) -> None:
     undisturbed, first, second = open_stage(2), open_stage(2), open_stage(3)
@@ -191,7 +191,7 @@ def test_training_goes_on_after_a_restore_as_if_nothing_had_happened(
         assert now == then
 
 
-def test_a_checkpoint_holds_the_cut_though_training_goes_on_while_it_is_written(
+def test_a_checkpoint_holds_the_cut_though_training_continues_while_it_is_written(
     open_stage: Callable[..., Stage], tmp_path: Path
 ) -> None:
     stage = open_stage(2)
@@ -265,7 +265,7 @@ def test_a_worker_follows_its_parameters_to_three_servers_and_back_bit_for_bit(
     assert expected[1] == found[1]
 
 
-def test_a_call_under_way_goes_on_with_the_servers_that_follow(
+def test_a_call_under_way_continues_with_the_servers_that_follow(
     open_stage: Callable[..., Stage], tmp_path: Path
 ) -> None:
     spec = rich_spec()

@@ -199,7 +199,7 @@ async def test_observing_starts_with_every_live_process(bench: Bench) -> None:
     assert all(isinstance(event, ProcessObserved) and event.running for event in first)
 
 
-async def test_a_process_created_while_observing_is_told(bench: Bench) -> None:
+async def test_a_process_created_while_observing_is_reported(bench: Bench) -> None:
     async with aclosing(bench.cluster.observe()) as events:
         waiting = asyncio.ensure_future(anext(events))
         await bench.start(W0)
@@ -208,14 +208,14 @@ async def test_a_process_created_while_observing_is_told(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("code", [0, 1, 64, 66])
-async def test_an_exit_is_told_with_its_code(bench: Bench, code: int) -> None:
+async def test_an_exit_is_reported_with_its_code(bench: Bench, code: int) -> None:
     await bench.start_and_exit(W0, code)
     async with aclosing(bench.cluster.observe()) as events:
         status = await the_exit(events, W0)
     assert (status.exit_code, status.signal, status.asked) == (code, None, False)
 
 
-async def test_a_kill_from_outside_is_told_with_its_signal_and_was_not_asked_for(
+async def test_a_kill_from_outside_is_reported_with_its_signal_and_was_not_asked_for(
     bench: Bench,
 ) -> None:
     await bench.start(W0)

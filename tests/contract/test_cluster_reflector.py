@@ -87,7 +87,7 @@ def heard_until(
     return asyncio.run(scenario())
 
 
-def test_a_list_and_its_changes_are_told_and_bookmarks_move_the_start_of_a_watch() -> None:
+def test_a_list_and_its_changes_are_reported_and_bookmarks_move_the_start_of_a_watch() -> None:
     server = Server()
     server.lists = [[item("a", 1)]]
     server.watches = [
@@ -120,7 +120,7 @@ def test_a_watch_that_is_too_old_is_followed_by_a_list_that_tells_what_was_misse
     assert heard_until(server, "+c@3") == ["+a@1", "+b@2", "whole", "-a", "+b@9", "+c@3", "whole"]
 
 
-def test_an_object_made_anew_under_an_old_name_is_another_one() -> None:
+def test_an_object_made_again_under_an_old_name_is_another_one() -> None:
     server = Server()
     server.lists = [[item("old", 1, name="worker-0")], [item("new", 5, name="worker-0")]]
     server.watches = [status(410), silent]

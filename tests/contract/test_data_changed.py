@@ -218,7 +218,7 @@ def test_a_reader_of_ones_own_is_compared_where_it_has_fingerprints() -> None:
     assert silent.asked == 0  # it may cost a pass over the data, and there is nothing to compare
 
 
-def test_a_table_of_ones_own_that_grew_is_told() -> None:
+def test_a_table_of_ones_own_that_grew_is_reported() -> None:
     class Theirs:
         def create_shards(self) -> Any:
             return {"table": (0, 5)}

@@ -170,7 +170,7 @@ def test_names_can_be_given_with_and_without_a_header(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_missing_or_lonely_header_and_an_open_quote_are_told_with_their_line(
+def test_a_missing_or_lonely_header_and_an_open_quote_are_reported_with_their_line(
     tmp_path: Path, text: str, words: str, hint: str, limit: int
 ) -> None:
     path = tmp_path / "data.csv"
@@ -180,7 +180,7 @@ def test_a_missing_or_lonely_header_and_an_open_quote_are_told_with_their_line(
     assert hint in caught.value.hint
 
 
-def test_the_first_bad_row_is_told_with_its_line_before_anything_starts(tmp_path: Path) -> None:
+def test_the_first_bad_row_is_reported_with_its_line_before_anything_starts(tmp_path: Path) -> None:
     path = tmp_path / "data.csv"
     path.write_text('a,b\n1,"two\nlines"\n\n3\n4,5,6\n7,8\n')
     with pytest.raises(UserError) as caught:

@@ -24,7 +24,7 @@ def place(reader: Reader, number: int) -> str:
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("header", [True, False])
-def test_a_csv_record_is_told_by_its_line(tmp_path: Path, end: str, header: bool) -> None:
+def test_a_csv_record_is_reported_by_its_line(tmp_path: Path, end: str, header: bool) -> None:
     path = tmp_path / "data.csv"
     lines, expected = (["a,b"] if header else []), []
     for number in range(1000):
@@ -42,7 +42,7 @@ def test_a_csv_record_is_told_by_its_line(tmp_path: Path, end: str, header: bool
     ]
 
 
-def test_a_bad_csv_row_is_told_by_its_line_too(tmp_path: Path) -> None:
+def test_a_bad_csv_row_is_reported_by_its_line_too(tmp_path: Path) -> None:
     path = tmp_path / "data.csv"
     path.write_text("a,b\n1,2\n1,2,3\n1\n3,4\n")
     reader = open_reader(str(path), {}, max_bad_records=2)
@@ -51,7 +51,7 @@ def test_a_bad_csv_row_is_told_by_its_line_too(tmp_path: Path) -> None:
     ]
 
 
-def test_a_tfrecord_is_told_by_its_number_and_offset(tmp_path: Path) -> None:
+def test_a_tfrecord_is_reported_by_its_number_and_offset(tmp_path: Path) -> None:
     path = tmp_path / "data.tfrecord"
     frames = []
     for number in range(600):
@@ -63,7 +63,7 @@ def test_a_tfrecord_is_told_by_its_number_and_offset(tmp_path: Path) -> None:
     assert place(reader, 599) == f"{path}: record 599 at offset {len(b''.join(frames[:599]))}"
 
 
-def test_a_record_without_lines_is_told_by_its_number(tmp_path: Path) -> None:
+def test_a_record_without_lines_is_reported_by_its_number(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": list(range(10))}), tmp_path / "x.parquet")
     np.savez(tmp_path / "x.npz", x=np.arange(10))
     np.save(tmp_path / "x.npy", np.arange(10))

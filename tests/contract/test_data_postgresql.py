@@ -155,7 +155,7 @@ def test_a_view_is_ordered_by_a_key_of_text(server: Server) -> None:
         ("t", "none", 'FATAL: database "none" does not exist'),
     ],
 )
-def test_what_the_server_refuses_is_told_at_once(
+def test_what_the_server_refuses_is_reported_at_once(
     server: Server, table: str, database: str, words: str
 ) -> None:
     with pytest.raises(UserError, match=words):
@@ -178,7 +178,7 @@ def test_what_passes_is_repeated(server: Server, state: str) -> None:
 
 
 @pytest.mark.parametrize("state", ["57014", "42501"])
-def test_what_does_not_pass_is_told_at_once(server: Server, state: str) -> None:
+def test_what_does_not_pass_is_reported_at_once(server: Server, state: str) -> None:
     server.execute("SELECT setval('looks', 1, false)")
     with pytest.raises(UserError, match=r"database refuses it: .*once"):
         open_reader(server.origin(f"once_{state}"), {"key": "id"}).sources()

@@ -116,7 +116,9 @@ def test_a_flipped_bit_in_data_makes_one_bad_record(written: Any, tmp_path: Path
     )
 
 
-def test_a_flipped_bit_in_a_length_is_told_with_its_offset(written: Any, tmp_path: Path) -> None:
+def test_a_flipped_bit_in_a_length_is_reported_with_its_offset(
+    written: Any, tmp_path: Path
+) -> None:
     path, _, offsets = copy(written, tmp_path)
     flip(path, offsets[700] + 1)
     with pytest.raises(
@@ -130,7 +132,7 @@ def test_a_flipped_bit_in_a_length_is_told_with_its_offset(written: Any, tmp_pat
 
 
 @pytest.mark.parametrize("missing", [1, 4, 5, 8, 15, 18])
-def test_a_truncated_file_is_told_with_the_offset_of_the_record(
+def test_a_truncated_file_is_reported_with_the_offset_of_the_record(
     written: Any, tmp_path: Path, missing: int
 ) -> None:
     path, records, offsets = copy(written, tmp_path)

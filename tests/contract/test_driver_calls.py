@@ -167,7 +167,7 @@ def test_a_server_learns_what_to_restore_before_anybody_hears_of_it(stage: Stage
     )
 
 
-def test_a_message_that_is_too_big_is_refused_and_the_master_goes_on(stage: Stage) -> None:
+def test_a_message_that_is_too_big_is_refused_and_the_master_continues(stage: Stage) -> None:
     client = stage.worker()
     big = Report(
         failures=tuple(Failure(Task.TRAINING, ShardId(1), 0, "x" * 60_000) for _ in range(300))
@@ -229,7 +229,7 @@ def test_a_long_poll_ends_with_the_reason_or_with_work_when_it_appears(
     assert waiting.result(20) == LEASE
 
 
-def test_the_end_of_the_work_is_told(stage: Stage) -> None:
+def test_the_end_of_the_work_is_reported(stage: Stage) -> None:
     stage.core.answers[happened.LeaseRequested] = lambda event: (do.WorkFinished(event.worker),)
     assert stage.worker().request_lease(5) == Finished()
 
@@ -551,7 +551,7 @@ def test_a_worker_that_does_not_ask_for_work_yet_is_told_that_there_is_none_any_
     assert [next(orders), next(orders)] == [Servers(("", "")), Finish()]
 
 
-def test_a_stream_that_is_opened_anew_takes_over(stage: Stage) -> None:
+def test_a_stream_that_is_opened_again_takes_over(stage: Stage) -> None:
     client = stage.worker()
     old, new = client.orders(), client.orders()
     assert next(old) == next(new) == Servers(("", ""))

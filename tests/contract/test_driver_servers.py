@@ -39,7 +39,9 @@ def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
 # servers
 
 
-def test_a_fenced_worker_is_fenced_on_every_server_and_what_they_have_is_told(stage: Stage) -> None:
+def test_a_fenced_worker_is_fenced_on_every_server_and_what_they_have_is_reported(
+    stage: Stage,
+) -> None:
     stage.attach_servers()
     stage.servers[PS[1]].last = {}
     stage.order(do.FenceWorker(WORKER))
@@ -189,7 +191,7 @@ def test_cuts_come_one_after_the_other(stage: Stage) -> None:
     assert stage.servers[PS[0]].calls == ["Gate", "Cut", "Ungate"] * 3
 
 
-def test_a_save_that_fails_is_an_event_and_the_job_goes_on(stage: Stage) -> None:
+def test_a_save_that_fails_is_an_event_and_the_job_continues(stage: Stage) -> None:
     stage.order(do.SaveSnapshot(SnapshotId(6), 40, "{}"))
     assert stage.core.wait_for(happened.SnapshotFailed).reason == "no space left on device"
     stage.worker().report(Report())

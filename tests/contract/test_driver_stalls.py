@@ -42,7 +42,7 @@ def test_a_process_is_asked_for_its_state_and_its_answer_is_heard(stage: Stage) 
     )
 
 
-def test_a_server_tells_its_stacks_too(stage: Stage) -> None:
+def test_a_server_reports_its_stacks_too(stage: Stage) -> None:
     stage.attach_servers()
     stage.clients[0].report(Report(version=3, state=State(stacks="serving.py:9")))
     told = stage.core.wait_for(happened.StateReported)
@@ -69,7 +69,7 @@ def test_a_long_activity_is_told_to_the_core_once_and_once_more_when_it_is_over(
     ]
 
 
-def test_a_member_of_a_ring_tells_where_it_is(tmp_path: Path) -> None:
+def test_a_member_of_a_ring_reports_where_it_is(tmp_path: Path) -> None:
     with closing(Stage(tmp_path, on_ring=True)) as stage:
         stage.worker().report(
             Report(ring=RingReport(ready=True, entered=2, version=944, number=9, offset=-1))

@@ -64,7 +64,7 @@ def granted(stage: Stage) -> MasterClient:
     return client
 
 
-def test_a_worker_attaches_again_by_itself_and_tells_what_it_received(stage: Stage) -> None:
+def test_a_worker_attaches_again_by_itself_and_reports_what_it_received(stage: Stage) -> None:
     client = granted(stage)
     stage.replace_master(presence(client))
     client.report(Report(failures=(Failure(Task.TRAINING, ShardId(4), 0, "boom"),)))

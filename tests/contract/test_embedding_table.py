@@ -218,7 +218,7 @@ def test_an_update_that_comes_after_a_later_one_leaves_no_step_to_make_up_for(ma
     np.testing.assert_allclose(table.lookup(ids_of(1)), expected, rtol=1e-5, atol=1e-7)
 
 
-def test_rows_that_were_put_in_go_on_at_the_first_rate_whatever_comes_later(make: Any) -> None:
+def test_rows_that_were_put_in_continue_at_the_first_rate_whatever_comes_later(make: Any) -> None:
     source, target = (make(TableSpec(name="t", dim=2), ADAM) for _ in range(2))
     source.apply(ids_of(1), gradients_of(1, 2), 0.1, 1)
     target.advance(1)
@@ -242,7 +242,7 @@ def test_steps_that_name_no_row_of_a_table_count(make: Any) -> None:
     np.testing.assert_array_equal(told.lookup(ids_of(1)), untold.lookup(ids_of(1)))
 
 
-def test_rows_put_into_a_table_go_on_from_its_step(make: Any) -> None:
+def test_rows_put_into_a_table_continue_from_its_step(make: Any) -> None:
     source, target = (make(TableSpec(name="t", dim=2), ADAM) for _ in range(2))
     source.apply(ids_of(1), gradients_of(1, 2), 0.1, 1)
     source.advance(5)

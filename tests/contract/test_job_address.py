@@ -244,7 +244,7 @@ def test_a_second_job_is_refused_while_the_first_one_lives(
             pass
 
 
-def test_the_same_machine_goes_on_at_once_after_its_command_was_killed(
+def test_the_same_machine_continues_at_once_after_its_command_was_killed(
     on: Callable[[str], WorkingDirectory], server: ObjectStore
 ) -> None:
     """Nobody else can have the lock of its working directory."""
@@ -301,7 +301,7 @@ def test_a_command_that_is_refused_gives_the_address_back_to_the_one_that_runs_t
         assert first.beat() and "owner.json" not in keys(server), "a person removed it all"
 
 
-def test_the_heartbeat_goes_on_after_another_owner_that_is_refused(
+def test_the_heartbeat_continues_after_another_owner_that_is_refused(
     on: Callable[[str], WorkingDirectory], server: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beat, seen = OwnedAddress.beat, list[bool]()

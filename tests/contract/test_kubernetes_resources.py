@@ -138,7 +138,7 @@ def test_the_next_master_keeps_the_token_and_leaves_the_processes_alone(
     assert not cluster.deleted
 
 
-def test_a_master_that_begins_anew_ends_what_the_one_before_left(
+def test_a_master_that_starts_over_ends_what_the_one_before_left(
     cluster: SmallCluster, tmp_path: Path
 ) -> None:
     mount(tmp_path, "opensesame", OWNER.uid)

@@ -149,7 +149,7 @@ async def test_who_does_not_prove_its_name_is_refused(proof: str, name: str) -> 
         assert not service.acted
 
 
-def test_a_call_that_cannot_be_answered_has_a_status_and_others_go_on(
+def test_a_call_that_cannot_be_answered_has_a_status_and_others_continue(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def story() -> None:

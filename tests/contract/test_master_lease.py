@@ -201,7 +201,7 @@ async def test_the_lease_of_an_earlier_job_of_this_name_is_waited_for_not_used(
     assert await taking == 7, "the terms of another job do not count"
 
 
-async def test_a_restarted_process_of_the_same_pod_goes_on_at_once(stage: Stage) -> None:
+async def test_a_restarted_process_of_the_same_pod_continues_at_once(stage: Stage) -> None:
     await stage.master("a").acquire(7)
     assert await stage.master("a").acquire(7) == 8
 

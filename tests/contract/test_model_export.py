@@ -354,7 +354,7 @@ def test_one_feature_is_served_as_feed_makes_it_by_the_name_of_the_input(
         assert signature(ids=tf.constant([line]))["dense"].shape == (1, 1)
 
 
-def test_an_export_that_the_model_raises_in_is_told_with_the_users_line(tmp_path: Path) -> None:
+def test_an_export_that_the_model_raises_in_is_reported_with_the_users_line(tmp_path: Path) -> None:
     body = SUBCLASSED.replace(
         "        return self.out", "        assert self.may, 'not now'\n        return self.out"
     ).replace("        self.out =", "        self.may = True\n        self.out =")

@@ -144,7 +144,7 @@ async def test_a_pod_that_was_replaced_is_followed_by_the_next_connection() -> N
         (503, TransientError, "the API server answered 503", ExitCode.JOB_FAILED),
     ],
 )
-async def test_a_way_that_is_barred_is_told_at_once_and_in_words(
+async def test_a_way_that_is_barred_is_reported_at_once_and_in_words(
     code: int, kind: type[ElasticDLError], words: str, exit_code: ExitCode
 ) -> None:
     async with tunnel(Pods(echo, refuse=code)) as made:
@@ -196,7 +196,7 @@ async def test_whether_somebody_listens_is_learned_before_anybody_connects(
             await made.open(greeting_s=0.2)
 
 
-async def test_an_api_server_that_goes_away_is_told_and_nothing_is_left_open() -> None:
+async def test_an_api_server_that_goes_away_is_reported_and_nothing_is_left_open() -> None:
     pods = Pods(echo)
     async with tunnel(pods) as made:
         address = await made.open()

@@ -190,7 +190,7 @@ def test_an_image_that_cannot_be_pulled_ends_the_check(cluster: SmallKubelet) ->
     assert "cannot start: image i cannot be pulled" in error.message
 
 
-def test_a_refusal_that_may_pass_is_waited_for_and_one_that_may_not_is_told(
+def test_a_refusal_that_may_pass_is_waited_for_and_one_that_may_not_is_reported(
     cluster: SmallKubelet,
 ) -> None:
     refusals = [

@@ -102,7 +102,9 @@ def test_each_push_is_in_the_cut_on_both_servers_or_on_neither(stage: Stage) -> 
     assert min(load.pushes) > 20, "nothing was pushed meanwhile"
 
 
-def test_pulls_go_on_behind_a_closed_gate_and_pushes_go_on_when_it_opens(stage: Stage) -> None:
+def test_pulls_continue_behind_a_closed_gate_and_pushes_continue_when_it_opens(
+    stage: Stage,
+) -> None:
     pool = initialised(stage)
     for server in stage.servers:
         assert server.gate(LIMIT_S) == {}
@@ -131,7 +133,7 @@ def test_a_gate_opens_by_itself(stage: Stage) -> None:
         stage.servers[0].cut(1, {}, 1.0)
 
 
-def test_a_cut_that_cannot_be_says_who_is_missing_and_pushes_go_on(stage: Stage) -> None:
+def test_a_cut_that_cannot_be_says_who_is_missing_and_pushes_continue(stage: Stage) -> None:
     pool = initialised(stage)
     pool.push(update(1, (0, 0), np.ones(6, np.float32)), timeout_s=LIMIT_S)
     stage.servers[0].gate(LIMIT_S)

@@ -217,7 +217,7 @@ def test_staleness_counts_the_updates_of_others_only(pair: Stage) -> None:
     assert pair.servers[0].statistics()["staleness"][:3] == [2, 2, 0]
 
 
-def test_a_fenced_worker_is_refused_everything_and_its_last_push_is_told(pair: Stage) -> None:
+def test_a_fenced_worker_is_refused_everything_and_its_last_push_is_reported(pair: Stage) -> None:
     pool, other = pair.pool("worker-0"), pair.pool("worker-1")
     pool.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
     other.initialise(counting_spec(), np.zeros(6, np.float32), timeout_s=LIMIT_S)
@@ -259,7 +259,7 @@ def test_a_fence_waits_for_a_push_that_is_being_applied() -> None:
     stage.close()
 
 
-def test_a_worker_that_counts_anew_has_its_first_pushes_applied_and_its_former_self_is_refused(
+def test_a_worker_that_counts_again_has_its_first_pushes_applied_and_its_former_self_is_refused(
     pair: Stage,
 ) -> None:
     before, now = pair.pool("worker-0"), pair.pool("worker-0")
@@ -426,7 +426,7 @@ def test_a_worker_that_found_values_on_the_servers_never_gives_its_initial_ones(
         later.close()
 
 
-def test_an_optimizer_whose_averages_went_with_a_server_begins_to_count_anew() -> None:
+def test_an_optimizer_whose_averages_went_with_a_server_begins_to_count_again() -> None:
     """Adam divides its averages by what they lack after so many steps: empty ones, called old,
     would make steps half as long.
     """

@@ -368,7 +368,7 @@ def test_all_of_a_shard_is_told_though_an_item_ended_inside_it(boundary: Any) ->
     assert boundary is not Kind.PAUSE or job.at_pause[0] == {0: 24}
 
 
-def test_a_shard_is_told_done_once_at_its_own_end() -> None:
+def test_a_shard_is_reported_done_once_at_its_own_end() -> None:
     items = [
         part_of(SHARD, 1, 0, 24),
         WorkItem(2, None, mark=Kind.CHECKPOINT),
@@ -385,7 +385,7 @@ def test_a_shard_is_told_done_once_at_its_own_end() -> None:
 
 @pytest.mark.parametrize("taken", [True, False], ids=["reported", "not reported yet"])
 @pytest.mark.parametrize("version", range(1, 6))
-def test_what_is_told_again_in_a_new_generation_loses_nothing_and_counts_nothing_twice(
+def test_what_is_reported_again_in_a_new_generation_loses_nothing_and_counts_nothing_twice(
     version: int, taken: bool
 ) -> None:
     """The new generation begins inside an item, at the end of one, and at the end of a shard."""
@@ -409,7 +409,9 @@ def test_what_is_told_again_in_a_new_generation_loses_nothing_and_counts_nothing
 
 
 @pytest.mark.parametrize("steps", range(1, 7))
-def test_a_member_that_becomes_the_first_tells_all_that_the_ring_did_of_a_shard(steps: int) -> None:
+def test_a_member_that_becomes_the_first_reports_all_that_the_ring_did_of_a_shard(
+    steps: int,
+) -> None:
     """Whoever told before is gone, and with it what it had not told."""
     short = replace(SHARD, end=32)
     job = Sequence(
@@ -426,7 +428,7 @@ def test_a_member_that_becomes_the_first_tells_all_that_the_ring_did_of_a_shard(
     assert job.reports[0] == (0, min(32, 8 * steps), steps >= 4)
 
 
-def test_a_member_that_joined_tells_the_bad_records_of_shards_that_ended_before() -> None:
+def test_a_member_that_joined_reports_the_bad_records_of_shards_that_ended_before() -> None:
     """Those who trained on them are gone before their reports arrived."""
     short, pause = replace(NEXT_SHARD, end=96), WorkItem(3, None, mark=Kind.PAUSE)
     job = Sequence(part_of(SHARD, 1, 0, 80), part_of(short, 2, 0, 16), pause)
@@ -455,7 +457,9 @@ def test_the_last_step_of_another_member_is_not_told_with_the_bad_records_of_one
     assert job.bad == {0: 1, 1: 8}
 
 
-def test_a_shard_that_was_told_in_part_is_told_to_its_end_though_another_member_is_ahead() -> None:
+def test_a_shard_that_was_reported_in_part_is_told_to_its_end_though_another_member_is_ahead() -> (
+    None
+):
     one, two = replace(SHARD, end=16), replace(NEXT_SHARD, end=88)
     pause = WorkItem(3, None, mark=Kind.PAUSE)
     job = Sequence(part_of(one, 1, 0, 16), part_of(two, 2, 0, 8), pause)

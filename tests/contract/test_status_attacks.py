@@ -58,7 +58,7 @@ NEEDS_TOKEN = (
         bulk_key(TOKEN, 0),
     ],
 )
-async def test_without_the_right_token_nothing_is_told_and_nothing_is_done(
+async def test_without_the_right_token_nothing_is_reported_and_nothing_is_done(
     tmp_path: Path, token: str | None
 ) -> None:
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}

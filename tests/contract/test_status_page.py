@@ -302,7 +302,7 @@ async def test_an_action_that_makes_no_sense_changes_nothing(
     assert (stage.core.status().scale.high, stage.core.status().outcome) == before
 
 
-async def test_an_error_in_the_page_is_answered_and_the_job_goes_on(
+async def test_an_error_in_the_page_is_answered_and_the_job_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with paged(tmp_path) as (stage, session):
@@ -323,7 +323,7 @@ async def test_prometheus_reads_the_numbers(page: Page) -> None:
         assert 'elasticdl_records_expected{job="iris"} 6400.0' in await answer.text()
 
 
-async def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
+async def test_a_port_that_is_taken_is_reported(tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / name).mkdir()
     async with (

@@ -89,7 +89,7 @@ async def test_the_page_gives_the_same_story_as_the_directory_and_a_report_is_ma
     )
 
 
-async def test_a_page_without_the_token_and_one_that_is_gone_are_told_in_words(
+async def test_a_page_without_the_token_and_one_that_is_gone_are_reported_in_words(
     tmp_path: Path,
 ) -> None:
     addresses = []

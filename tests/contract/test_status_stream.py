@@ -111,7 +111,7 @@ class Events:
             assert name != "closed"
 
 
-async def test_the_stream_tells_what_changed_and_goes_on_after_a_break(tmp_path: Path) -> None:
+async def test_the_stream_tells_what_changed_and_continues_after_a_break(tmp_path: Path) -> None:
     async with staged(tmp_path) as stage, browser(stage, headers=BEARER) as session:
         async with session.get("/api/v1/snapshot") as answer:
             begin = (await answer.json())["stream_id"]
@@ -139,7 +139,7 @@ async def test_the_stream_tells_what_changed_and_goes_on_after_a_break(tmp_path:
 @pytest.mark.parametrize(
     "known", ["2.5", "3.99", "x", "3.-1", "3.٣", "3." + "9" * 40, "..", "\r\nevent: x"]
 )
-async def test_a_browser_of_another_master_begins_anew(page: Page, known: str) -> None:
+async def test_a_browser_of_another_master_starts_over(page: Page, known: str) -> None:
     _, session = page
     async with session.get("/api/v1/stream", params={"from": known}) as answer:
         events = Events(answer)
@@ -148,7 +148,7 @@ async def test_a_browser_of_another_master_begins_anew(page: Page, known: str) -
         assert (await events.until("processes"))["all"] is True
 
 
-async def test_one_that_was_too_slow_begins_anew(page: Page) -> None:
+async def test_one_that_was_too_slow_starts_over(page: Page) -> None:
     stage, session = page
     async with session.get("/api/v1/stream") as answer:
         events = Events(answer)
@@ -161,7 +161,7 @@ async def test_one_that_was_too_slow_begins_anew(page: Page) -> None:
         await events.until("processes")
 
 
-async def test_the_end_of_the_job_is_told_and_ends_the_stream(page: Page) -> None:
+async def test_the_end_of_the_job_is_reported_and_ends_the_stream(page: Page) -> None:
     stage, session = page
     async with session.get("/api/v1/stream") as answer:
         events = Events(answer)

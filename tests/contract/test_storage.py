@@ -276,7 +276,7 @@ def test_a_folder_is_copied_while_files_grow_and_once_more_at_the_end(
     assert server.get("late/train/events") == b"first, second, third"
 
 
-def test_a_thread_that_copies_tells_of_any_error_and_goes_on() -> None:
+def test_a_thread_that_copies_tells_of_any_error_and_continues() -> None:
     tries = iter([ValueError("not foreseen"), None])
     told: list[str] = []
 

@@ -237,7 +237,7 @@ def test_who_only_looks_is_told_so_too_and_deletes_nothing(serve: Any) -> None:
     assert cluster.names() == ["ads", "ads-abcde"]
 
 
-def test_what_a_node_says_while_it_prepares_the_masters_pod_is_told(serve: Any) -> None:
+def test_what_a_node_says_while_it_prepares_the_masters_pod_is_reported(serve: Any) -> None:
     cluster = serve(Cluster(PREPARED))
     cluster.put(
         JOBS,
@@ -268,7 +268,7 @@ def test_what_a_node_says_while_it_prepares_the_masters_pod_is_told(serve: Any) 
         assert job.report().status.message == "waiting: its master: node node0 is preparing it"
 
 
-def test_why_the_cluster_has_not_made_the_masters_pod_is_told(serve: Any) -> None:
+def test_why_the_cluster_has_not_made_the_masters_pod_is_reported(serve: Any) -> None:
     cluster = serve(SmallCluster())
     template: dict[str, Any] = {"template": {"spec": {"containers": []}}}
     cluster.put(

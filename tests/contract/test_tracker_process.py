@@ -53,7 +53,7 @@ def process_of(
     return process, told, lambda: process.start(told.append)
 
 
-def test_it_gets_the_end_and_what_it_says_is_told(
+def test_it_gets_the_end_and_what_it_says_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     process, told, start = process_of(tmp_path, GOOD)

@@ -318,7 +318,7 @@ def test_a_gain_that_was_hardly_shown_is_checked_again_soon() -> None:
     assert job.settled == 1
 
 
-def test_tries_in_vain_become_rarer() -> None:
+def test_tries_without_success_become_rarer() -> None:
     job = Job(limited_to(1), noise=0.05).run(4 * 3600.0)
     tries = [at_s for at_s, one in job.decisions if one.kind is Kind.TRY_MORE]
     pauses = [later - before for before, later in pairwise(tries)]

@@ -256,7 +256,7 @@ def test_without_the_flag_nothing_is_measured() -> None:
     assert (job.scale.autoscaled, job.scale.observed, job.decisions) == (None, 4, [])
 
 
-def test_another_master_goes_on_where_its_predecessor_was() -> None:
+def test_another_master_continues_where_its_predecessor_was() -> None:
     """At any moment: what the journal has leads to the same state, and so does an image."""
     job = running(limit=2000.0).begin()
     for _ in range(12):

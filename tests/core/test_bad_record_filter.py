@@ -86,7 +86,9 @@ def test_exactly_the_records_that_are_refused_alone_are_left_out(
 
 
 @given(st.sets(st.integers(100, 149), max_size=49))
-def test_a_record_is_told_by_its_number_whatever_else_cannot_be_read(unreadable: set[int]) -> None:
+def test_a_record_is_reported_by_its_number_whatever_else_cannot_be_read(
+    unreadable: set[int],
+) -> None:
     reader = Table(frozenset(unreadable))
     good = [number for number in range(100, 150) if number not in unreadable]
     assert [number_of(reader, SHARD, index) for index in range(len(good))] == good
@@ -187,7 +189,7 @@ def test_records_of_any_kind_are_shown_in_a_short_line(records: Any, told: str) 
     assert len(caught.value.message) < 300
 
 
-def test_the_cell_that_an_operation_names_is_told() -> None:
+def test_the_cell_that_an_operation_names_is_reported() -> None:
     cells = {"a": "1", "b": "x", "c": "", "d": " x "}
     assert named_in("could not correctly convert string: x", cells) == {"b": "x", "d": " x "}
     assert named_in("could not correctly convert string: ", cells) == {"c": ""}

@@ -151,7 +151,7 @@ def test_the_end_of_a_worker_in_a_pod_ends_the_pauses_of_a_checkpoint() -> None:
     assert [one.snapshot for one in job.of(c.HurrySnapshot)] == [save.snapshot]
 
 
-def test_a_report_of_before_a_checkpoint_brings_no_other_one() -> None:
+def test_a_report_from_before_a_checkpoint_brings_no_other_one() -> None:
     job = begun()
     job.tick(2)
     job.put(e.PushesReported(0, job.worker(0), 9, {}, crowded=True))

@@ -143,7 +143,7 @@ def test_one_that_is_broken_stands_in_the_way_of_no_other_in_a_list(
     assert len(broken) == 3 and all("status.json is damaged" in text for text in broken)
 
 
-def test_what_this_user_may_not_look_into_is_told_beside_the_list(
+def test_what_this_user_may_not_look_into_is_reported_beside_the_list(
     jobs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("a", "b"):

@@ -891,7 +891,7 @@ def test_help_is_a_word_too(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("action", list(Action))
-def test_a_verb_has_no_flag_that_it_does_not_heed(
+def test_a_verb_has_no_flag_that_it_does_not_use(
     action: Action, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run([action, "--help"]) == 0
@@ -939,9 +939,7 @@ NOT_OF_RINGS += ("ps_resource_request", "ps_resource_limit", "ps_pod_priority")
 
 
 @pytest.mark.parametrize("name", NOT_OF_RINGS)
-def test_what_a_ring_does_not_heed_is_refused(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_ring_does_not_use_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     value = {
         "ps_resource_request": "cpu=1",
         "ps_resource_limit": "memory=1Gi",

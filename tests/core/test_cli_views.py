@@ -276,7 +276,7 @@ def test_a_job_that_was_done_before_the_interrupt_reached_it_is_done(tmp_path: P
     assert outcome_of(left(tmp_path, 0), 0, interrupted=True).exit_code == 0
 
 
-def test_an_interrupted_job_says_how_to_go_on_only_if_it_can(tmp_path: Path) -> None:
+def test_an_interrupted_job_says_how_to_continue_only_if_it_can(tmp_path: Path) -> None:
     directory = left(tmp_path, 130)
     assert "no checkpoint exists" in outcome_of(directory, 130, interrupted=True).hint
     (directory.checkpoints / "version-3").mkdir(parents=True)
@@ -290,7 +290,7 @@ def test_an_interrupted_job_says_how_to_go_on_only_if_it_can(tmp_path: Path) -> 
     )
 
 
-def test_a_resumed_job_that_is_stopped_in_its_check_says_how_to_go_on(tmp_path: Path) -> None:
+def test_a_resumed_job_that_is_stopped_in_its_check_says_how_to_continue(tmp_path: Path) -> None:
     directory = left(tmp_path, 130)
     outcome = outcome_of(directory, 130, interrupted=True)
     stopped = refusal_of(directory, outcome)
@@ -363,12 +363,12 @@ def test_a_supervisor_that_left_no_word_never_counts_as_done(tmp_path: Path, cod
     assert "no space" not in error.message
 
 
-def test_a_supervisor_that_left_no_word_on_a_full_disk_is_told_with_the_cause() -> None:
+def test_a_supervisor_that_left_no_word_on_a_full_disk_is_reported_with_the_cause() -> None:
     outcome = outcome_of(JobDirectory(Path("/proc/self")), 1, interrupted=False)  # It has 0 bytes.
     assert outcome.message.endswith("; no space is left for /proc/self")
 
 
-def test_a_master_that_was_killed_leaves_a_job_that_can_go_on(tmp_path: Path) -> None:
+def test_a_master_that_was_killed_leaves_a_job_that_can_continue(tmp_path: Path) -> None:
     directory = JobDirectory(tmp_path)
     (directory.checkpoints / "version-3").mkdir(parents=True)
     (directory.checkpoints / "version-3/manifest.json").touch()
@@ -445,7 +445,7 @@ def test_a_status_says_how_the_workers_train_and_why(steps: StepsStatus, told: s
     assert as_row(report)["steps"] == {"sync": steps.sync, "reason": steps.reason}
 
 
-def test_the_end_of_a_process_is_told_once() -> None:
+def test_the_end_of_a_process_is_reported_once() -> None:
     ended = partial(process, state="ended", cause="finished")
     rows = (ended("worker-0", message="finished"), ended("ps-0", message="its parameters moved"))
     place = JobLocation(Kind.LOCAL, job_dir="/jobs/ads")

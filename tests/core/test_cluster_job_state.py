@@ -354,7 +354,7 @@ def test_a_quota_that_is_not_counted_yet_bounds_as_well() -> None:
         )
 
 
-def test_a_master_whose_node_is_lost_is_told_with_what_helps() -> None:
+def test_a_master_whose_node_is_lost_is_reported_with_what_helps() -> None:
     leaving = running()
     leaving["metadata"]["deletionTimestamp"] = "2026-11-21T10:05:00Z"
     due_s = 1795255500.0
@@ -373,7 +373,7 @@ def test_a_master_whose_node_is_lost_is_told_with_what_helps() -> None:
     assert job_state(job(), [gone]).lost_master(due_s + 61) == ""
 
 
-def test_a_master_whose_node_is_silent_is_told_as_such_before_its_pod_is_given_up() -> None:
+def test_a_master_whose_node_is_silent_is_reported_as_such_before_its_pod_is_given_up() -> None:
     """Seen: the control plane takes back that the pod is ready, without a reason; a node tells both
     together.
     """

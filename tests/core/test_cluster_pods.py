@@ -183,7 +183,7 @@ def test_facts_of_an_end_are_the_platforms_own(found: dict[str, Any], expected: 
         (pod({"waiting": {"reason": "Odd"}}), "Odd"),
     ],
 )
-def test_what_a_pod_waits_for_is_told_in_words(found: dict[str, Any], words: str) -> None:
+def test_what_a_pod_waits_for_is_reported_in_words(found: dict[str, Any], words: str) -> None:
     assert trouble(found).text == words
     assert observed(found) == ProcessObserved(
         W0, running=False, where=found["spec"].get("nodeName", ""), waiting_for=words
@@ -301,7 +301,7 @@ RIGHTS = (
         (500, "failed calling webhook", "500", True),
     ],
 )
-def test_a_refusal_is_told_in_words_and_whether_to_try_again(
+def test_a_refusal_is_reported_in_words_and_whether_to_try_again(
     code: int, message: str, words: str, retry: bool
 ) -> None:
     told = refusal(code, message)
@@ -384,7 +384,7 @@ def test_an_image_that_does_not_come_is_given_up_once_with_the_registrys_words()
     )
 
 
-def test_what_the_registry_said_is_told_although_the_node_says_less_between_its_tries() -> None:
+def test_what_the_registry_said_is_reported_although_the_node_says_less_between_its_tries() -> None:
     tracked = Tracked()
     tracked.tracker.changed(
         pod(

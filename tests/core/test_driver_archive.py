@@ -554,7 +554,7 @@ def test_a_resume_with_no_whole_checkpoint_lists_what_was_tried(
         bench.archive.beginning()
 
 
-def test_a_resume_from_nothing_begins_anew(tmp_path: Path) -> None:
+def test_a_resume_from_nothing_starts_over(tmp_path: Path) -> None:
     bench = Bench(tmp_path, resume=True)
     start = bench.archive.beginning()
     assert start.anew and (start.restore_from, start.ledger, start.version) == ("", "", 0)

@@ -141,7 +141,7 @@ def test_a_cut_that_fails_is_tried_again() -> None:
     assert job.of(c.TakeSnapshot, job.tick(5))
 
 
-def test_a_place_that_cannot_be_written_costs_that_export_and_is_told_once() -> None:
+def test_a_place_that_cannot_be_written_costs_that_export_and_is_reported_once() -> None:
     job = training()
     for number in (1, 2):
         lease = open_export(job)

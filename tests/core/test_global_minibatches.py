@@ -250,7 +250,7 @@ def test_no_shard_is_read_ahead_before_the_ring_is_under_way(shutdown: Shutdown)
     assert reader.second.wait(60)
 
 
-def test_the_rest_of_a_shard_that_is_read_ahead_waits_while_the_ring_is_formed_anew(
+def test_the_rest_of_a_shard_that_is_read_ahead_waits_while_the_ring_is_formed_again(
     shutdown: Shutdown,
 ) -> None:
     begun, go, rest = threading.Event(), threading.Event(), threading.Event()

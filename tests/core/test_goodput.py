@@ -167,7 +167,7 @@ def test_a_worker_that_ends_as_it_should_was_ending(job: Bench) -> None:
     assert by_use(job) == {"start.launch": 3.0, "compute.step": 10.0, "idle.ending": 1.0}
 
 
-def test_another_master_goes_on_with_the_account(job: Bench) -> None:
+def test_another_master_continues_with_the_account(job: Bench) -> None:
     job.t = 15.0
     tell(job, worker(0), worker(1), compute__step=9.0)
     image = json.loads(json.dumps(job.state.image(job.spec)))

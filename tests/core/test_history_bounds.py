@@ -162,7 +162,7 @@ def test_labels_are_bounded_and_the_quiet_ones_make_room() -> None:
     assert "worker-0" not in labels and "worker-65" in labels and len(labels) == MOST_LABELS
 
 
-def test_curves_that_were_saved_go_on_where_they_were() -> None:
+def test_curves_that_were_saved_continue_where_they_were() -> None:
     book, again = SeriesStore(), SeriesStore()
     for second in range(5_000):
         book.add(("workers", "", ""), float(second), second, float(second % 7))
@@ -224,7 +224,7 @@ def test_what_is_appended_while_a_file_is_made_shorter_is_there_afterwards_once(
     assert read_events(path)[0][-1].seq == 3_000
 
 
-def test_a_record_that_cannot_be_made_shorter_goes_on_growing_and_is_said(
+def test_a_record_that_cannot_be_made_shorter_continues_growing_and_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "metrics.jsonl"
@@ -242,7 +242,7 @@ def test_a_record_that_cannot_be_made_shorter_goes_on_growing_and_is_said(
     assert 1 <= len(caplog.records) <= 10 and "Input/output error" in caplog.text
 
 
-def test_a_master_that_goes_on_goes_on_with_numbers_and_time(tmp_path: Path) -> None:
+def test_a_master_that_continues_continues_with_numbers_and_time(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     first = EventLog(path, 1_000.0)
     append(first, 0.0)
@@ -366,7 +366,7 @@ def test_half_a_character_in_what_is_announced_is_whole_in_the_record_and_in_all
     json.dumps(record_in(tmp_path).story, ensure_ascii=False).encode()
 
 
-def test_the_time_of_a_job_goes_on_while_it_is_stopped(tmp_path: Path) -> None:
+def test_the_time_of_a_job_continues_while_it_is_stopped(tmp_path: Path) -> None:
     first = EventLog(tmp_path / "events.jsonl", 1_000.0)
     first.append(
         {"at": 1_000.0, "at_s": 0.0},
@@ -398,7 +398,7 @@ def test_the_time_of_a_job_goes_on_while_it_is_stopped(tmp_path: Path) -> None:
     assert [mark["at_s"] for mark in again.timeline.as_dict()["marks"]] == [0.0, 60.0, 3_660.0]
 
 
-def test_a_master_that_goes_on_reads_old_events_in_portions(tmp_path: Path) -> None:
+def test_a_master_that_continues_reads_old_events_in_portions(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     first = EventLog(path, 1_000.0)
     for index in range(2 * KEPT + 500):

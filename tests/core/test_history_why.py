@@ -378,7 +378,7 @@ def test_a_member_of_a_ring_is_ready_when_it_says_that_it_is_warm(
     assert "11 s compiling its step" in job.words("start")[0]
 
 
-def test_a_silent_worker_that_was_out_of_memory_is_told_as_that_later(
+def test_a_silent_worker_that_was_out_of_memory_is_reported_as_that_later(
     recorded: Callable[..., Recorded],
 ) -> None:
     job = recorded(1, num_workers=1, **ON_KUBERNETES)
@@ -487,7 +487,7 @@ def test_processes_that_another_master_takes_over_have_not_ended() -> None:
     assert not [entry for entry in told["entries"] if entry["level"] == "error"]
 
 
-def test_a_ring_goes_on_before_another_comes_and_that_is_what_is_told() -> None:
+def test_a_ring_continues_before_another_comes_and_that_is_what_is_reported() -> None:
     story = Story()
     for seq, (at_s, kind, process, cause, details) in enumerate(
         [
@@ -672,7 +672,7 @@ def test_a_phase_in_which_nothing_was_done_is_not_said_to_have_been_worked_in(
     assert words in job.words("phase")[-1]
 
 
-def test_a_master_that_was_killed_and_what_went_with_it_stay_in_why_when_the_job_goes_on(
+def test_a_master_that_was_killed_and_what_went_with_it_stay_in_why_when_the_job_continues(
     recorded: Callable[..., Recorded],
 ) -> None:
     job = recorded(2, num_workers=2)
@@ -698,7 +698,7 @@ def test_a_master_that_was_killed_and_what_went_with_it_stay_in_why_when_the_job
     assert (gone["at_s"], gone["at"]) == (20.0, 1_020.0)
 
 
-def test_a_job_that_goes_on_after_its_end_lost_nobody(recorded: Callable[..., Recorded]) -> None:
+def test_a_job_that_continues_after_its_end_lost_nobody(recorded: Callable[..., Recorded]) -> None:
     job = recorded(1, num_workers=1)
     ended = {"kind": "job", "text": "ended", "details": meaning(EventStep.ENDED)}
     job.chronicle.append({"at": 1_020.0, "at_s": 20.0}, ended)

@@ -381,7 +381,7 @@ def test_a_full_disk_is_no_bad_usage(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert caught.value.exit_code is ExitCode.JOB_FAILED
 
 
-def test_resume_needs_a_job_to_go_on_with() -> None:
+def test_resume_needs_a_job_to_continue_with() -> None:
     with pytest.raises(SpecError, match="holds no job"):
         refuse_if_taken(job(job_name="a", resume=True))
 

@@ -200,7 +200,7 @@ def test_a_worker_that_falls_silent_in_on_train_end_is_not_waited_for() -> None:
     assert job.finished is not None
 
 
-def test_a_worker_that_exited_is_not_said_to_be_silent_if_its_end_is_told_late() -> None:
+def test_a_worker_that_exited_is_not_said_to_be_silent_if_its_end_is_reported_late() -> None:
     """Kubernetes may tell it more than 10 s later, and a warning said that the worker hangs."""
     job = Bench.running()
     job.train_all()
@@ -340,7 +340,7 @@ def test_versions_are_crossed_again_after_a_server_came_back_from_an_older_check
     assert job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 10)))
 
 
-def test_a_failed_checkpoint_is_told_tried_again_and_training_goes_on() -> None:
+def test_a_failed_checkpoint_is_told_tried_again_and_training_continues() -> None:
     job = Bench.running(checkpoint_steps=10)
     job.put(e.VersionAdvanced(0, 10))
     save = cut(job)
@@ -396,7 +396,7 @@ def test_what_is_asked_for_too_late_is_refused_in_words_and_changes_nothing() ->
     assert job.said("cannot change the number of workers to 1:9: the job is exporting its model")
 
 
-def test_a_server_that_leaves_has_a_checkpoint_taken_or_the_loss_is_told() -> None:
+def test_a_server_that_leaves_has_a_checkpoint_taken_or_the_loss_is_reported() -> None:
     job = Bench.running()
     job.put(e.VersionAdvanced(0, 1))
     assert job.of(c.TakeSnapshot, job.put(e.CheckpointRequested(0, ProcessName.parse("ps-0"))))

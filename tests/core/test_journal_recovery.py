@@ -124,7 +124,7 @@ def newest_image(directory: Path) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_large_image_is_written_by_a_process_that_goes_on_from_no_later_event(
+def test_a_large_image_is_written_by_a_process_that_continues_from_no_later_event(
     tmp_path: Path, seed: int
 ) -> None:
     life = Life(tmp_path, seed, limits=BESIDE)
@@ -516,7 +516,9 @@ def test_an_unfinished_command_is_known_by_its_event(life: Life) -> None:
     }
 
 
-def test_a_replaced_master_learns_of_a_run_that_was_begun_anew(replaced: tuple[Life, Life]) -> None:
+def test_a_replaced_master_learns_of_a_run_that_was_started_over(
+    replaced: tuple[Life, Life],
+) -> None:
     """The later run removes the marks of the earlier one, and nobody removes its own."""
     old, _ = replaced
     anew = Life(old.directory, 3, header=Header("another launch", 5), limits=JournalLimits())

@@ -134,7 +134,7 @@ def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
         assert list(replay(tmp_path)) == ticks(3)
 
 
-def test_a_flipped_bit_anywhere_before_the_last_newline_is_told_with_its_line(
+def test_a_flipped_bit_anywhere_before_the_last_newline_is_reported_with_its_line(
     tmp_path: Path,
 ) -> None:
     write(tmp_path, ticks(4))
@@ -148,7 +148,7 @@ def test_a_flipped_bit_anywhere_before_the_last_newline_is_told_with_its_line(
             list(replay(tmp_path))
 
 
-def test_a_segment_that_is_missing_or_cut_off_in_the_middle_is_told(tmp_path: Path) -> None:
+def test_a_segment_that_is_missing_or_cut_off_in_the_middle_is_reported(tmp_path: Path) -> None:
     write(tmp_path, ticks(20), segment_bytes=200)
     second = sorted(tmp_path.iterdir())[1]
     whole = second.read_bytes()

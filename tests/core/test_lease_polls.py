@@ -105,7 +105,7 @@ async def test_a_lease_has_nobody_else_asked_for_where_all_were(bench: Bench) ->
     await ended(polls)
 
 
-async def test_an_answer_that_nobody_waits_for_is_told_as_such(bench: Bench) -> None:
+async def test_an_answer_that_nobody_waits_for_is_reported_as_such(bench: Bench) -> None:
     for answer in (Finished(), Wait("nothing to do"), lease(1)):
         assert not bench.polls.answer(WORKER, answer)
     assert bench.returned == [lease(1)]
@@ -124,7 +124,7 @@ async def test_nothing_is_kept_of_a_worker_that_left(bench: Bench) -> None:
     assert bench.polls.revoked(WORKER) == 1
 
 
-async def test_revocations_go_on_from_what_an_earlier_master_counted(bench: Bench) -> None:
+async def test_revocations_continue_from_what_an_earlier_master_counted(bench: Bench) -> None:
     bench.polls.restore(WORKER, 0)
     poll = bench.poll(1)
     await asyncio.sleep(0)

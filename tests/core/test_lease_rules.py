@@ -30,7 +30,7 @@ def parts_of(job: Bench, index: int = 0) -> tuple[Leasing, Process]:
 # a lease for a worker whose ring stands still
 
 
-def test_a_worker_whose_ring_stands_still_gets_two_leases_for_itself() -> None:
+def test_a_worker_whose_ring_hangs_gets_two_leases_for_itself() -> None:
     job = Bench.running(
         2, action=Action.EVALUATE, num_workers=2, minibatch_size=4, records_per_task=4
     )
@@ -47,7 +47,7 @@ def test_a_worker_whose_ring_stands_still_gets_two_leases_for_itself() -> None:
     assert [type(one) for one in orders.take()] == [c.GrantLease]
 
 
-def test_a_worker_whose_ring_stands_still_gets_no_shard_of_training() -> None:
+def test_a_worker_whose_ring_hangs_gets_no_shard_of_training() -> None:
     job = Bench.running()
     leasing, process = parts_of(job)
     process.revoked = True
@@ -293,7 +293,7 @@ def test_all_servers_have_the_batches_before_the_last_one_of_any_except_in_steps
     assert (job.total["trained"], job.total["repeated"]) == (trained, 16 - trained)
 
 
-def test_what_became_of_a_lost_workers_leases_is_told_of_each_worker_by_itself() -> None:
+def test_what_became_of_a_lost_workers_leases_is_reported_of_each_worker_by_itself() -> None:
     job = Bench.running(num_ps_pods=2, records_per_task=32)
     told = []
     for index, reached in enumerate((8, 24)):

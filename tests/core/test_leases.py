@@ -104,7 +104,7 @@ def test_a_draining_worker_gives_back_its_leases_and_is_settled_by_one_fence() -
     assert next(p for p in job.state.status().processes if p.name == "worker-0").cause == "drained"
 
 
-def test_a_lease_that_never_reached_its_worker_goes_back_and_the_worker_goes_on() -> None:
+def test_a_lease_that_never_reached_its_worker_goes_back_and_the_worker_continues() -> None:
     job = Bench.running()
     lease = job.lease()
     commands = job.put(
@@ -251,7 +251,7 @@ def test_unreadable_records_are_counted_and_fail_the_job_above_the_limit() -> No
     assert "3 records" in present(job.state.status().outcome)
 
 
-def test_unreadable_records_that_are_told_again_count_once() -> None:
+def test_unreadable_records_that_are_reported_again_count_once() -> None:
     job = Bench.running(max_bad_records=3)
     lease = job.lease()
     for offset, bad in ((8, 2), (8, 2), (16, 3)):
@@ -279,7 +279,7 @@ def test_what_servers_have_of_a_lost_worker_is_not_all_trained_where_it_foretold
 @pytest.mark.parametrize(
     ("offset", "trained", "bad"), [(8, 7, 1), (16, 15, 1), (24, 20, 4), (32, 28, 4)]
 )
-def test_bad_records_of_several_batches_that_were_not_done_are_told_apart(
+def test_bad_records_of_several_batches_that_were_not_done_are_reported_apart(
     offset: int, trained: int, bad: int
 ) -> None:
     """In synchronous steps several batches of a worker may wait for their outcome."""

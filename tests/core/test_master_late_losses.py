@@ -279,7 +279,7 @@ def test_training_begins_again_in_the_final_checkpoint_when_nobody_has_the_weigh
 
 
 @pytest.mark.parametrize("action", [Action.EVALUATE, Action.PREDICT])
-def test_a_job_without_training_goes_on_with_servers_that_restored_its_checkpoint_again(
+def test_a_job_without_training_continues_with_servers_that_restored_its_checkpoint_again(
     action: Action,
 ) -> None:
     job = Bench(action, num_workers=1, num_ps_pods=2)

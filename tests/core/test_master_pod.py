@@ -110,7 +110,7 @@ def test_a_directory_that_fails_under_the_next_master_does_not_end_the_job(tmp_p
         open_directory(spec, OURS, replaces=False)
 
 
-def test_a_master_that_begins_anew_resumes_from_the_newest_checkpoint_and_says_so(
+def test_a_master_that_starts_over_resumes_from_the_newest_checkpoint_and_says_so(
     tmp_path: Path,
 ) -> None:
     spec = job(tmp_path, checkpoint_steps=10)

@@ -95,7 +95,7 @@ def test_another_scale_a_checkpoint_and_a_worker_are_refused_during_the_prefligh
     assert not job.state.may_attach(job.worker(0))
 
 
-def test_records_that_an_earlier_run_trained_beyond_its_checkpoint_are_told() -> None:
+def test_records_that_an_earlier_run_trained_beyond_its_checkpoint_are_reported() -> None:
     job = started()
     job.put(e.JobStarted(0, (Source("a", 64),), again=16))
     assert job.said("16 records beyond its last checkpoint")

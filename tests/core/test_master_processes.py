@@ -50,7 +50,7 @@ def test_a_worker_comes_back_under_a_new_index_and_a_server_under_the_next_incar
     assert started(job, job.die(job.ps(0, 1))) == ["ps-0.2"]
 
 
-def test_every_end_is_told_with_its_cause() -> None:
+def test_every_end_is_reported_with_its_cause() -> None:
     job = Bench.running(num_workers=1)
     job.die(
         job.worker(0),

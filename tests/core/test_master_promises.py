@@ -141,7 +141,7 @@ def test_training_that_was_ended_early_does_not_begin_again_with_a_resume() -> N
     assert again.total["lost"] == 0
 
 
-def test_rounds_of_evaluation_go_on_counting_after_a_resume() -> None:
+def test_rounds_of_evaluation_continue_counting_after_a_resume() -> None:
     b = Bench.running(validation_data="v", evaluation_steps=1)
     b.progress(0, b.lease(), 8, version=1)
     assert b.of(c.TakeSnapshot), "round 0 is open"
@@ -160,7 +160,7 @@ def test_a_silent_worker_that_holds_nothing_is_fenced_all_the_same() -> None:
     assert [fence.worker for fence in b.of(c.FenceWorker)] == [b.worker(1)]
 
 
-def test_a_worker_whose_leases_were_voided_may_give_them_back_and_go_on() -> None:
+def test_a_worker_whose_leases_were_voided_may_give_them_back_and_continue() -> None:
     b = Bench.running(num_epochs=2)
     held = b.lease()
     b.put(e.WorkerStopRequested(0, b.worker(0), "it is good enough"))
@@ -198,7 +198,7 @@ def test_a_slow_first_batch_gives_the_next_worker_twice_the_time() -> None:
         b.attach(b.worker(index + 1))
 
 
-def test_a_failure_that_was_told_is_not_held_against_what_else_the_worker_had() -> None:
+def test_a_failure_that_was_reported_is_not_held_against_what_else_the_worker_had() -> None:
     b = Bench.running(
         2,
         validation_data="v",

@@ -155,7 +155,7 @@ def test_names_have_units_and_counters_say_so(status: JobStatus) -> None:
             assert not re.search(r"_(ms|s|mb|kb|percent)(_|$)", sample.name)
 
 
-def test_a_counter_never_falls_while_a_job_goes_on() -> None:
+def test_a_counter_never_falls_while_a_job_continues() -> None:
     job = Bench.running(num_workers=1)
     before: dict[tuple[Any, ...], float] = {}
     for index in range(3):

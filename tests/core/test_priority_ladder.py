@@ -249,7 +249,7 @@ def test_bases_for_kustomize_have_the_objects_of_the_setup(
     assert list(printed) == [one for base in objects.values() for one in base]
 
 
-def test_bases_replace_those_of_before_and_no_other_file(
+def test_bases_replace_earlier_ones_and_no_other_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["cluster", "setup", "--kustomize", str(tmp_path)]

@@ -353,7 +353,7 @@ def four_workers(placed: int = 2, **flags: Any) -> Bench:
     return job
 
 
-def test_a_quota_is_one_named_wait_of_the_job_and_training_goes_on() -> None:
+def test_a_quota_is_one_named_wait_of_the_job_and_training_continues() -> None:
     job = four_workers()
     assert job.state.status().waiting[0] == f"2 of 4 workers scheduled; {QUOTA}"
     job.tick(1)
@@ -365,7 +365,7 @@ def test_a_quota_is_one_named_wait_of_the_job_and_training_goes_on() -> None:
     assert job.state.status().exit_code is None
 
 
-def test_the_wait_is_told_when_it_changes_and_when_it_is_over() -> None:
+def test_the_wait_is_reported_when_it_changes_and_when_it_is_over() -> None:
     job = four_workers()
     job.tick(1)
     job.put(
@@ -475,7 +475,7 @@ def limited(starting: int, **flags: Any) -> Bench:
     return job
 
 
-def test_workers_come_up_a_few_at_a_time_where_the_place_wants_it_so_and_it_is_told() -> None:
+def test_workers_come_up_a_few_at_a_time_where_the_place_wants_it_so_and_it_is_reported() -> None:
     job = limited(2, num_workers=6, records_per_task=8)
     job.start()
     assert names(job) == ["ps-0", "worker-0", "worker-1"]

@@ -98,7 +98,7 @@ def test_new_servers_start_beside_those_that_serve() -> None:
     assert not of(c.TakeSnapshot, stand_by(job, 2, 3))
 
 
-def test_new_servers_load_a_checkpoint_while_training_goes_on() -> None:
+def test_new_servers_load_a_checkpoint_while_training_continues() -> None:
     job = training()
     taken = standing(job)
     assert not taken.seal and taken.purpose is c.Purpose.CHECKPOINT

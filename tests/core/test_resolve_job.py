@@ -77,7 +77,7 @@ def test_a_job_in_a_directory_of_another_name_is_found_by_the_name_that_list_sho
         assert job.place.job_dir == str(here / "jobs" / "long")
 
 
-def test_where_it_was_looked_for_is_told(here: Path) -> None:
+def test_where_it_was_looked_for_is_reported(here: Path) -> None:
     made(here / "jobs" / "digits")
     with (
         pytest.raises(
@@ -123,7 +123,7 @@ def test_kube_contexts_are_read_from_all_files_and_what_cannot_be_read_has_none(
     assert contexts() == ["a", "b", "c"]
 
 
-def test_a_cluster_that_cannot_be_asked_is_told(
+def test_a_cluster_that_cannot_be_asked_is_reported(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (here / "kubeconfig").write_text("nonsense: [")

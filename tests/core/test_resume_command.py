@@ -80,7 +80,7 @@ def pasted(words: str, capsys: pytest.CaptureFixture[str]) -> JobSpec:
 
 
 @pytest.mark.parametrize("name", ["jobs/a", "with a space/it's"])
-def test_a_job_with_a_checkpoint_goes_on_by_its_own_yaml_and_no_flag_more(
+def test_a_job_with_a_checkpoint_continues_by_its_own_yaml_and_no_flag_more(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -101,7 +101,7 @@ def test_a_job_with_a_checkpoint_goes_on_by_its_own_yaml_and_no_flag_more(
     refuse_if_taken(spec)
 
 
-def test_a_job_whose_directory_was_moved_goes_on_where_it_is_now(
+def test_a_job_whose_directory_was_moved_continues_where_it_is_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -154,7 +154,7 @@ def test_a_job_that_cannot_resume_begins_afresh_beside_the_first(
         ),
     ],
 )
-def test_a_job_at_an_address_goes_on_by_what_is_there(
+def test_a_job_at_an_address_continues_by_what_is_there(
     action: Action, then: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ELASTICDL_CACHE_DIR", str(tmp_path))
@@ -261,7 +261,7 @@ def test_a_job_of_a_cluster_is_submitted_again_under_the_next_name(
     assert (again | {"job_dir": told["job_dir"]} if not place else again) == told
 
 
-def test_a_job_of_a_cluster_that_cannot_be_typed_is_told_in_words(tmp_path: Path) -> None:
+def test_a_job_of_a_cluster_that_cannot_be_typed_is_reported_in_words(tmp_path: Path) -> None:
     spec = settle(Request(Action.TRAIN, {**CLUSTER, "model_params": {"text": "x" * 2000}}))
     words = resume_command(submitted(spec), JobDirectory(tmp_path))
     assert words.endswith(
@@ -294,7 +294,7 @@ def test_whatever_a_value_is_the_command_gives_it_back(
     )
 
 
-def test_a_job_of_a_cluster_goes_on_with_the_numbers_that_it_was_scaled_to(
+def test_a_job_of_a_cluster_continues_with_the_numbers_that_it_was_scaled_to(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spec = settle(

@@ -155,7 +155,7 @@ async def test_a_second_copy_does_not_hide_that_the_worker_that_writes_the_first
         await asyncio.wait_for(saving, 10)
 
 
-def test_what_was_cut_and_trained_is_told_before_where_the_worker_stands() -> None:
+def test_what_was_cut_and_trained_is_reported_before_where_the_worker_stands() -> None:
     applied = Applied(ShardId(1), 0, 8)
     report = Report(
         progress=(Progress(Task.TRAINING, applied, version=3),),

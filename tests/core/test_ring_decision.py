@@ -107,7 +107,7 @@ def test_a_loss_waits_for_nobody() -> None:
     assert "worker-0 ended" in decision.reason
 
 
-def test_a_member_that_broke_and_one_that_is_heard_of_afterwards_go_on_together() -> None:
+def test_a_member_that_broke_and_one_that_is_heard_of_afterwards_continue_together() -> None:
     broken = member(0, broken=1, free_since_s=100.0)
     assert decide(100.5, PAIR, [broken, member(1, heard_s=99.0)], ONE_TO_FOUR).generation == 1
     again = decide(100.5, PAIR, [broken, member(1, heard_s=100.4)], ONE_TO_FOUR)

@@ -94,7 +94,7 @@ def test_before_there_is_a_ring_there_is_nothing_to_read_ahead() -> None:
     ]
 
 
-def test_a_broken_ring_goes_on_without_a_lost_connection_before_its_exit_is_seen() -> None:
+def test_a_broken_ring_continues_without_a_lost_connection_before_its_exit_is_seen() -> None:
     world = started(num_workers=3)
     grow(world)
     gone, generation = world.ring.members[1], world.ring.generation
@@ -305,7 +305,7 @@ def test_a_job_whose_members_all_die_goes_back_to_its_newest_checkpoint() -> Non
     assert receipt.repeated_at_least and receipt.updates and receipt.updates.at_least
 
 
-def test_a_job_whose_members_all_die_without_a_checkpoint_begins_anew_and_says_so() -> None:
+def test_a_job_whose_members_all_die_without_a_checkpoint_starts_over_and_says_so() -> None:
     world = started(num_workers=2)
     while world.state.receipt().total.trained < 20:
         world.turn()
@@ -358,7 +358,7 @@ def test_a_callback_that_ends_training_ends_it_at_the_next_steps() -> None:
     assert total.lost == total.repeated == 0
 
 
-def test_a_member_that_others_left_behind_is_told_again_that_all_is_done() -> None:
+def test_a_member_that_others_left_behind_is_reported_again_that_all_is_done() -> None:
     world = started(num_workers=2)
     while world.state.status().phase == "working":
         world.turn()

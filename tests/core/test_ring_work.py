@@ -144,7 +144,7 @@ def test_a_last_copy_that_went_with_its_worker_is_made_by_another() -> None:
 
 
 @pytest.mark.parametrize("records", [40, 16])
-def test_what_is_told_late_of_a_lease_of_before_all_weights_were_lost_says_nothing_of_the_one_after(
+def test_a_late_report_on_a_lease_from_before_all_weights_were_lost_is_ignored(
     records: int,
 ) -> None:
     """Of one that was held at the checkpoint, and of one that was fresh then."""

@@ -156,7 +156,7 @@ def test_the_only_server_returns_alone() -> None:
     assert (job.total["trained"], job.total["repeated"]) == (16, 16)
 
 
-def test_a_server_that_is_starting_starts_anew() -> None:
+def test_a_server_that_is_starting_starts_again() -> None:
     """It may have been told another checkpoint, or have found its memory."""
     job = trained()
     job.die(ps(0))
@@ -283,7 +283,7 @@ def test_a_loss_while_the_first_checkpoint_is_tried_again_brings_all_back_too() 
 
 
 @pytest.mark.parametrize("complete", [True, False])
-def test_a_step_that_is_told_late_is_undone_too(complete: bool) -> None:
+def test_a_step_that_is_reported_late_is_undone_too(complete: bool) -> None:
     """The server was lost before the master had the answers of all."""
     job = trained()
     job.lose(ps(1), restored=2)
@@ -435,7 +435,7 @@ def test_the_checkpoint_that_a_job_began_with_is_one_to_return_to() -> None:
     assert (job.total["trained"], job.total["repeated"]) == (64, 16)
 
 
-def test_without_a_checkpoint_the_others_go_on_and_what_is_lost_counts() -> None:
+def test_without_a_checkpoint_the_others_continue_and_what_is_lost_counts() -> None:
     job = Steps()
     job.up()
     job.steps(job.lease(), 0, 16)
@@ -486,7 +486,7 @@ def test_another_master_ends_the_servers_that_have_to_return() -> None:
     assert job.updates == UpdateCounts(2, 0, 2, at_least=False)
 
 
-def test_a_worker_that_was_not_there_is_told_when_it_returns_to_the_next_master() -> None:
+def test_a_worker_that_was_not_there_is_reported_when_it_returns_to_the_next_master() -> None:
     """No ledger has its leases any more, so nobody would ask for them."""
     job = trained()
     job.put(e.MasterTookOver(0, 2, 1.0))

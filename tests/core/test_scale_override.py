@@ -78,14 +78,14 @@ def test_a_scale_is_ordered_to_be_kept() -> None:
     assert c.KeepScale(2, 5) in master.put(e.ScaleRequested(0, 2, 5))
 
 
-def test_a_job_that_was_scaled_goes_on_with_those_workers_and_says_so(tmp_path: Path) -> None:
+def test_a_job_that_was_scaled_continues_with_those_workers_and_says_so(tmp_path: Path) -> None:
     begun_and_scaled("1:3", "4")
     assert from_file(tmp_path, num_workers=2) == ("4", [SCALED])
     assert from_file(tmp_path, num_workers=2) == ("4", [SCALED]), "once more"
     assert from_file(tmp_path, num_workers=4) == ("4", []), "as its own job.yaml has it by now"
 
 
-def test_a_flag_that_is_given_anew_wins_for_good(tmp_path: Path) -> None:
+def test_a_flag_that_is_given_again_wins_for_good(tmp_path: Path) -> None:
     begun_and_scaled("4")
     assert resumed(num_workers="2") == ("2", [])
     assert from_file(tmp_path, num_workers=2) == ("2", []), "the scale is forgotten"
@@ -96,7 +96,7 @@ def test_a_file_that_says_another_range_than_before_wins(tmp_path: Path) -> None
     assert from_file(tmp_path, num_workers="1:6") == ("1:6", [])
 
 
-def test_a_job_without_the_flag_goes_on_scaled(tmp_path: Path) -> None:
+def test_a_job_without_the_flag_continues_scaled(tmp_path: Path) -> None:
     begun_and_scaled("4", num_workers="1")
     assert from_file(tmp_path) == ("4", [SCALED])
 
@@ -124,7 +124,7 @@ def servers(**flags: Any) -> tuple[int, list[str]]:
         return settled.servers, said
 
 
-def test_a_job_goes_on_with_the_servers_that_it_was_changed_to() -> None:
+def test_a_job_continues_with_the_servers_that_it_was_changed_to() -> None:
     directory = begun_and_scaled("4", num_ps_pods=2)
     CheckpointArchive(read_spec(directory), directory.checkpoints).keep_servers(3)
     text = (
@@ -140,7 +140,7 @@ def test_a_job_goes_on_with_the_servers_that_it_was_changed_to() -> None:
     assert said == text
 
 
-def test_servers_that_are_given_anew_win_for_good_and_leave_the_workers() -> None:
+def test_servers_that_are_given_again_win_for_good_and_leave_the_workers() -> None:
     directory = begun_and_scaled("4", num_ps_pods=2)
     CheckpointArchive(read_spec(directory), directory.checkpoints).keep_servers(3)
     assert servers(num_ps_pods=2, num_workers="4") == (2, [])
@@ -161,7 +161,7 @@ def on_cluster(directory: Path, **flags: Any) -> JobSpec:
     )
 
 
-def test_a_master_in_a_pod_goes_on_as_the_one_before_it_was_scaled(tmp_path: Path) -> None:
+def test_a_master_in_a_pod_continues_as_the_one_before_it_was_scaled(tmp_path: Path) -> None:
     spec, owner = on_cluster(tmp_path / "j"), Owner("ns", "a", "uid-1")
     directory, _ = open_directory(spec.replace(workers_anew=True), owner, replaces=False)
     scale(directory, "4")

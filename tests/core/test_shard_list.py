@@ -104,7 +104,7 @@ def test_every_shard_of_the_epoch_is_in_exactly_one_state(steps: list[tuple[str,
         assert done + parked + unfinished >= (8 if ledger.counts else 0)
 
 
-def test_a_row_tells_owner_attempt_offset_age_and_the_last_problem() -> None:
+def test_a_row_shows_owner_attempt_offset_age_and_the_last_problem() -> None:
     ledger = make(3)
     held = present(ledger.take(WORKERS[1], 40.0))
     ledger.advance(held, 4, 0)

@@ -122,7 +122,7 @@ def test_a_thousand_workers_are_sixty_four_curves_and_news_of_those_only(
     assert len([sample for sample in news if sample.name == "staleness"]) == MOST_LABELS
 
 
-def test_curves_are_saved_now_and_then_and_the_next_master_goes_on_with_them(
+def test_curves_are_saved_now_and_then_and_the_next_master_continues_with_them(
     tmp_path: Path,
 ) -> None:
     path, clock = tmp_path / "series.json", ManualClock()
@@ -167,7 +167,7 @@ def test_counts_are_saved_with_a_new_checkpoint_whose_job_may_be_killed(tmp_path
         '[{"name": "loss", "label": "", "unit": "", "at_s": [1], "records": [], "values": []}]',
     ],
 )
-def test_curves_that_cannot_be_read_are_begun_anew(tmp_path: Path, content: str) -> None:
+def test_curves_that_cannot_be_read_are_started_over(tmp_path: Path, content: str) -> None:
     path = tmp_path / "series.json"
     path.write_text(content)
     assert Collector(path, ManualClock()).as_list() == []
@@ -182,7 +182,7 @@ def test_a_disk_that_refuses_the_curves_is_a_warning(
     assert "cannot save the curves" in caplog.text
 
 
-def test_a_master_that_goes_on_after_a_while_leaves_a_gap_in_the_curves(tmp_path: Path) -> None:
+def test_a_master_that_continues_after_a_while_leaves_a_gap_in_the_curves(tmp_path: Path) -> None:
     first = Collector(tmp_path / "series.json", ManualClock())
     for second in range(3):
         first.look(status(float(second)))

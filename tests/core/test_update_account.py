@@ -157,7 +157,7 @@ def test_a_cut_of_steps_has_those_that_are_complete() -> None:
     assert job.updates == UpdateCounts(2, 0, 1, at_least=False)
 
 
-def test_a_step_that_is_told_again_changes_nothing() -> None:
+def test_a_step_that_is_reported_again_changes_nothing() -> None:
     made = UpdateAccount()
     made.stepped(e.StepApplied(0.0, 1, True, (ps(0),)))
     made.stepped(e.StepApplied(0.0, 2, True, (ps(0),)))

@@ -74,7 +74,7 @@ def test_with_validation_data_one_worker_writes_the_csv_of_the_job(tmp_path: Pat
 
 
 @pytest.mark.parametrize("append", [False, True])
-def test_who_takes_over_goes_on_with_a_whole_csv(tmp_path: Path, append: bool) -> None:
+def test_who_takes_over_continues_with_a_whole_csv(tmp_path: Path, append: bool) -> None:
     job = Job(tmp_path, lambda: keras.callbacks.CSVLogger("history.csv", append=append))
     lost = job.worker(0)
     step(lost, 0, 0.5)

@@ -31,7 +31,7 @@ def test_all_records_of_all_leases_are_trained_once_and_reported() -> None:
     assert sum(rig.training.losses) == 18
 
 
-def test_a_lease_goes_on_at_its_offset() -> None:
+def test_a_lease_continues_at_its_offset() -> None:
     whole = np.random.Generator(np.random.PCG64(9)).permutation(12)
     rig = Rig(ScriptedMaster([training(12, order_seed=9, offset=5)]))
     rig.run()
@@ -87,7 +87,7 @@ def test_a_lease_with_nothing_left_is_done_at_once() -> None:
     st.integers(0, 3),
     st.integers(1, 4),
 )
-def test_whatever_the_boundaries_all_of_a_lease_is_told_and_it_is_done_once(
+def test_whatever_the_boundaries_all_of_a_lease_is_reported_and_it_is_done_once(
     records: int, begun: int, size: int, seed: int | None, bad_every: int, feed_every: int
 ) -> None:
     """Windows whose records are all bad or left out by `feed`, one record, an end inside a batch;

@@ -70,7 +70,9 @@ def test_losses_are_those_since_the_last_report_and_bad_records_all_of_the_lease
     assert outbox.held() == ()
 
 
-def test_bad_records_of_the_batch_to_come_are_told_after_what_is_done_until_it_is_done() -> None:
+def test_bad_records_of_the_batch_to_come_are_reported_after_what_is_done_until_it_is_done() -> (
+    None
+):
     outbox = Outbox()
     outbox.hold(LEASE)
     outbox.advance(LEASE, Advance(20, bad=1))
@@ -100,7 +102,7 @@ def test_what_was_put_in_has_arrived_when_the_report_with_it_was_taken_in() -> N
     assert later.is_set()
 
 
-def test_servers_that_were_met_are_told_once_and_a_full_log_with_each_push() -> None:
+def test_servers_that_were_met_are_reported_once_and_a_full_log_with_each_push() -> None:
     outbox = Outbox()
     outbox.pushed(1, {"a": 0, "b": 0})
     outbox.pushed(2, {}, crowded=True)
@@ -117,7 +119,7 @@ def test_servers_that_were_met_are_told_once_and_a_full_log_with_each_push() -> 
     assert not outbox.take({}).crowded
 
 
-def test_a_lease_that_was_given_back_is_told_last_with_what_was_done_of_it() -> None:
+def test_a_lease_that_was_given_back_is_reported_last_with_what_was_done_of_it() -> None:
     outbox = Outbox()
     outbox.hold(LEASE)
     outbox.advance(LEASE, Advance(20))
@@ -147,7 +149,7 @@ def test_an_untouched_lease_goes_back_at_its_offset_and_a_done_one_does_not() ->
     assert told == {4: (10, True), 5: (100, False)}
 
 
-def test_a_revoked_lease_is_told_up_to_the_last_push_and_not_given_back() -> None:
+def test_a_revoked_lease_is_reported_up_to_the_last_push_and_not_given_back() -> None:
     outbox = Outbox()
     outbox.hold(LEASE)
     outbox.advance(LEASE, Advance(20))
@@ -228,7 +230,7 @@ def test_leases_without_a_shard_are_not_held() -> None:
     assert outbox.held() == ()
 
 
-def test_everything_else_is_told_once_in_one_report() -> None:
+def test_everything_else_is_reported_once_in_one_report() -> None:
     outbox = Outbox()
     outbox.summarise(Summary(1, {"auc": 0.5}))
     outbox.fail(Failure(None, None, 0, "why"))
@@ -245,7 +247,7 @@ def test_everything_else_is_told_once_in_one_report() -> None:
     assert outbox.take({}) == Report()
 
 
-def test_a_done_lease_is_reported_at_once_and_heartbeats_go_on() -> None:
+def test_a_done_lease_is_reported_at_once_and_heartbeats_continue() -> None:
     outbox, master = Outbox(), Master()
     reporter = Reporter(outbox, Gauges(ManualClock()), master, 0.05, Shutdown())
     reporter.start()
@@ -466,7 +468,7 @@ def test_patience_ends_with_the_worker() -> None:
         server_retry.call(fail, "pull")
 
 
-def test_bad_records_of_several_batches_to_come_are_told_with_the_begin_of_each() -> None:
+def test_bad_records_of_several_batches_to_come_are_reported_with_the_begin_of_each() -> None:
     """In a synchronous step a worker may push several batches before one of them counts."""
     outbox = Outbox()
     outbox.hold(LEASE)

@@ -51,7 +51,7 @@ def test_of_several_requests_to_drain_the_earliest_end_counts() -> None:
     assert str(shutdown.reason) == "draining: SIGTERM"
 
 
-def test_a_request_that_leaves_less_time_shortens_a_wait_that_goes_on() -> None:
+def test_a_request_that_leaves_less_time_shortens_a_wait_that_continues() -> None:
     shutdown, ended = Shutdown(), threading.Event()
     end_by_force(shutdown, lambda _: ended.set())
     shutdown.drain("SIGTERM", 600.0)

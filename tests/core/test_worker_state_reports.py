@@ -27,7 +27,7 @@ LIMIT_S = 10.0
 LEASE = Lease(Task.TRAINING, Shard(ShardId(4), "t", 0, 100), attempt=2)
 
 
-def test_what_takes_long_is_told_and_what_does_not_is_not() -> None:
+def test_what_takes_long_is_reported_and_what_does_not_is_not() -> None:
     clock = ManualClock()
     watch = HangWatch(clock)
     with watch.doing("feed"):
@@ -69,7 +69,7 @@ def test_stacks_begin_with_the_place_of_the_first_thread_and_are_bounded() -> No
     assert len(stacks(most_chars=200)) <= 202
 
 
-def test_a_worker_asked_for_its_state_tells_every_lease_even_if_it_did_not_change() -> None:
+def test_a_worker_asked_for_its_state_reports_every_lease_even_if_it_did_not_change() -> None:
     outbox, watch = Outbox(), HangWatch(ManualClock())
     outbox.hold(LEASE)
     outbox.advance(LEASE, Advance(30, version=7))
@@ -90,7 +90,7 @@ def test_a_worker_asked_for_its_state_tells_every_lease_even_if_it_did_not_chang
     assert states.complete(outbox.take({}), None) == Report()
 
 
-def test_leases_that_were_told_as_held_are_told_once_more_as_soon_as_they_are_not() -> None:
+def test_leases_that_were_told_as_held_are_reported_once_more_as_soon_as_they_are_not() -> None:
     """A revoked lease is held until the push under way is done; its master waits for that."""
     outbox = Outbox()
     states = StateReports(outbox, HangWatch(ManualClock()))
@@ -140,7 +140,7 @@ def test_an_order_of_the_master_brings_the_state_with_the_next_report() -> None:
     assert [one.state is not None for one in reports] == [True] + [False] * (len(reports) - 1)
 
 
-def test_a_member_of_a_ring_tells_its_position_with_each_word() -> None:
+def test_a_member_of_a_ring_reports_its_position_with_each_word() -> None:
     outbox = Outbox()
     assert outbox.take({}).ring is None
     outbox.say(RingReport(ready=True, entered=2), lambda: (944, 9, 400))

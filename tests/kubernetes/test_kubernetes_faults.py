@@ -85,7 +85,7 @@ def test_a_pod_that_was_forced_away_has_ended_and_nothing_is_known(
     run(scenario)
 
 
-def test_an_eviction_through_the_api_is_told_as_one(run: Callable[[Scenario], None]) -> None:
+def test_an_eviction_through_the_api_is_reported_as_one(run: Callable[[Scenario], None]) -> None:
     async def scenario(b: ScriptedPods) -> None:
         await b.start(W0)
         eviction = {
@@ -102,7 +102,9 @@ def test_an_eviction_through_the_api_is_told_as_one(run: Callable[[Scenario], No
     run(scenario)
 
 
-def test_too_much_memory_is_told_by_the_platforms_reason(run: Callable[[Scenario], None]) -> None:
+def test_too_much_memory_is_reported_by_the_platforms_reason(
+    run: Callable[[Scenario], None],
+) -> None:
     async def scenario(b: ScriptedPods) -> None:
         b.change_plan(W0, resources=Resources({"memory": "16Mi"}, {"memory": "16Mi"}))
         await b.create(W0, "exec tail /dev/zero")
@@ -273,14 +275,14 @@ def test_a_master_that_replaces_another_finds_its_processes_and_their_ends(
     run(scenario)
 
 
-def test_an_image_that_cannot_be_pulled_is_told_while_waiting_and_given_up_within_a_minute(
+def test_an_image_that_cannot_be_pulled_is_reported_while_waiting_and_given_up_within_a_minute(
     unpullable: Future[None],
 ) -> None:
     unpullable.result(LIMIT_S)
 
 
 @pytest.mark.usefixtures("two_fake_nodes")
-def test_a_node_that_falls_silent_is_told_as_lost_and_comes_back(
+def test_a_node_that_falls_silent_is_reported_as_lost_and_comes_back(
     run: Callable[..., None], place: TargetCluster
 ) -> None:
     """With other nodes beside it: where all are silent, Kubernetes takes itself for the one that is

@@ -62,7 +62,7 @@ def test_another_clone_takes_the_object_that_one_has_compiled(clone: Clone, tmp_
     assert clone.compilations == 1
 
 
-def test_another_source_header_flag_or_compiler_compiles_anew(clone: Clone) -> None:
+def test_another_source_header_flag_or_compiler_compiles_again(clone: Clone) -> None:
     made = [clone.compile("-O1")]
     made.append(clone.compile("-O0"))
     (clone.folder / "value.h").write_text("constexpr int VALUE = 3;\n")

@@ -292,7 +292,7 @@ def test_of_two_submissions_of_one_name_one_runs(elasticdl: Commands) -> None:
     assert sorted(code for code, _, _ in ends) == [0, 2], ends
 
 
-def test_ctrl_c_stops_in_order_and_says_how_to_go_on_and_a_file_is_never_told_the_token(
+def test_ctrl_c_stops_in_order_and_says_how_to_continue_and_a_file_is_never_told_the_token(
     elasticdl: Commands,
 ) -> None:
     process = elasticdl.train("drains")
@@ -370,7 +370,7 @@ def test_ctrl_c_during_the_check_leaves_nothing(
     assert [path.name for path in elasticdl.directory.iterdir()] == ["zoo"]
 
 
-def test_while_the_check_goes_on_the_job_can_be_looked_at_and_stopped(
+def test_while_the_check_continues_the_job_can_be_looked_at_and_stopped(
     elasticdl: Commands, slow: tuple[str, Path]
 ) -> None:
     process = elasticdl.train("drains", preflight=slow[0] + FINE)
@@ -389,7 +389,7 @@ def test_while_the_check_goes_on_the_job_can_be_looked_at_and_stopped(
     assert [path.name for path in elasticdl.directory.iterdir()] == ["zoo"]
 
 
-def test_whoever_waits_for_a_job_whose_check_fails_is_told(
+def test_whoever_waits_for_a_job_whose_check_fails_is_reported(
     elasticdl: Commands, slow: tuple[str, Path]
 ) -> None:
     process = elasticdl.train("drains", preflight=slow[0] + BROKEN)
@@ -543,7 +543,7 @@ def test_no_process_is_left_when_the_command_line_is_killed(elasticdl: Commands)
     assert code == 4 and "was killed" in errors
 
 
-def test_a_job_goes_on_in_its_directory_with_resume_and_its_own_yaml(elasticdl: Commands) -> None:
+def test_a_job_continues_in_its_directory_with_resume_and_its_own_yaml(elasticdl: Commands) -> None:
     process = elasticdl.train("drains", "--minibatch-size", "7")
     elasticdl.master("drains")
     process.send_signal(signal.SIGINT)
@@ -705,7 +705,7 @@ def test_jobs_are_listed_with_their_progress_and_waited_for(ended: Ended) -> Non
     )
 
 
-def test_stop_now_ends_a_master_that_heeds_no_stop_or_stands_still(elasticdl: Commands) -> None:
+def test_stop_now_ends_a_master_that_obeys_no_stop_or_hangs(elasticdl: Commands) -> None:
     process = elasticdl.train("hangs")
     where = elasticdl.master("hangs")
     assert elasticdl.call("stop", "hangs", "--yes")[0] == 0
@@ -758,7 +758,7 @@ def test_a_job_that_is_not_there_is_4_and_says_which_are(finished: Finished) -> 
 CHECK = ("check", "--model-zoo", "zoo", "--model-def", "iris", "--training-data", "a.csv")
 
 
-def test_check_tells_what_was_found_and_leaves_nothing(elasticdl: Commands) -> None:
+def test_check_reports_what_it_found_and_leaves_nothing(elasticdl: Commands) -> None:
     code, output, _ = elasticdl.run(*CHECK)
     assert code == 0
     assert output == "training   100 records in 1 source\nthe model and the data are usable\n"

@@ -126,7 +126,7 @@ print(json.dumps({
 """
 
 
-def test_a_fork_has_what_a_process_started_anew_has(
+def test_a_fork_has_what_a_process_started_again_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLOUR", "blü\udcff")
@@ -206,7 +206,7 @@ def test_a_worker_with_other_variables_than_the_template_is_no_fork(
         ("import os; os.kill(0, 15)", (None, signal.SIGTERM)),
     ],
 )
-def test_how_a_fork_ends_is_told(
+def test_how_a_fork_ends_is_reported(
     tmp_path: Path, program: str, expected: tuple[int | None, int | None]
 ) -> None:
     async def story(cluster: LocalCluster) -> ExitStatus:

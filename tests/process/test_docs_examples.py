@@ -220,7 +220,7 @@ def test_the_blocks_of_a_page_run(page: str, folder: Path, run_python: RunPython
     run(page, folder, run_python)
 
 
-def test_a_program_begins_without_the_package_and_is_told_with_its_error(
+def test_a_program_begins_without_the_package_and_is_reported_with_its_error(
     folder: Path, run_python: RunPython
 ) -> None:
     there = "import sys\nprint([one for one in sys.modules if one.startswith('elasticdl')])"

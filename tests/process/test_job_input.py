@@ -184,7 +184,7 @@ def test_cells_that_feed_cannot_take_are_left_out_and_counted_within_the_limit(
     assert (total["expected"], total["bad"], total["lost"]) == (200, 2, 0), total
 
 
-def test_what_the_check_only_warns_of_is_told(within_the_limit: tuple[Job, str]) -> None:
+def test_what_the_check_only_warns_of_is_reported(within_the_limit: tuple[Job, str]) -> None:
     job, output = within_the_limit
     assert f"Warning: {job.spec()['data']['training_data']}:4: column 'b' is 'n/a'" in output
 
@@ -208,7 +208,7 @@ WRONG_PATHS = (
 )
 
 
-def test_a_wrong_path_is_told_before_tensorflow_is_imported(tmp_path: Path) -> None:
+def test_a_wrong_path_is_reported_before_tensorflow_is_imported(tmp_path: Path) -> None:
     """No child is started: it is the one that imports TensorFlow."""
     write_iris(tmp_path / "train.csv")
     (tmp_path / "model.py").write_text("raise AssertionError('imported')")

@@ -125,7 +125,7 @@ def test_nothing_is_lost_though_each_role_is_killed_and_the_store_is_away(remote
     assert total["repeated"] <= MINIBATCH
 
 
-def test_it_goes_on_from_the_store_with_fewer_servers(remote: Remote) -> None:
+def test_it_continues_from_the_store_with_fewer_servers(remote: Remote) -> None:
     epochs = remote.second.receipt()["epochs"]
     assert [(row["trained"], row["lost"]) for row in epochs] == [(RECORDS, 0)] * (EPOCHS + 1)
     assert remote.second.final("accuracy") > 0.9

@@ -51,7 +51,7 @@ def start_locked(tmp_path: Path, start_job: Callable[..., Job]) -> Callable[...,
     return start
 
 
-def test_code_that_waits_for_a_lock_is_named_with_its_stack_and_the_job_goes_on(
+def test_code_that_waits_for_a_lock_is_named_with_its_stack_and_the_job_continues(
     tmp_path: Path, start_locked: Callable[..., Job]
 ) -> None:
     with (tmp_path / "lock").open() as lock:

@@ -466,7 +466,7 @@ def test_without_its_directory_the_next_master_continues_from_the_copy_in_a_proc
     del server
 
 
-def test_without_a_journal_the_next_master_ends_them_and_begins_anew(
+def test_without_a_journal_the_next_master_ends_them_and_starts_over(
     start: Callable[..., Pod], cluster: tuple[SmallCluster, str]
 ) -> None:
     first = start()
@@ -579,7 +579,7 @@ def authority_of(cluster: SmallCluster) -> str:
     return str(secret["stringData"]["ca.crt"])
 
 
-def test_whoever_asks_is_told_what_the_check_is_at_by_the_master_that_the_job_will_have(
+def test_a_caller_learns_what_the_check_is_at_by_the_master_that_the_job_will_have(
     start: Callable[..., Pod], cluster: tuple[SmallCluster, str]
 ) -> None:
     pod = start(model_def="counts")

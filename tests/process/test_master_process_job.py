@@ -397,7 +397,7 @@ def test_whoever_is_killed_no_record_is_lost(start: Callable[..., Running]) -> N
     assert (total["trained"], total["lost"], total["repeated"]) == (10_000, 0, 0)
 
 
-def test_a_stopped_job_drains_saves_and_goes_on_where_it_was_if_its_next_master_is_killed_too(
+def test_a_stopped_job_drains_saves_and_continues_where_it_was_if_its_next_master_is_killed_too(
     start: Callable[..., Running],
 ) -> None:
     job = start(num_workers="2", num_epochs=2, checkpoint_steps=1000)
@@ -504,7 +504,7 @@ def without_journal(job: Running) -> dict[str, Any]:
     return job.kill_master()
 
 
-def test_a_job_whose_journal_has_a_gap_goes_on_from_its_newest_checkpoint(
+def test_a_job_whose_journal_has_a_gap_continues_from_its_newest_checkpoint(
     start: Callable[..., Running],
 ) -> None:
     job = start(num_workers="2", num_epochs=2, checkpoint_steps=1000)

@@ -130,7 +130,7 @@ def test_a_child_that_is_killed_is_named_by_its_signal() -> None:
     assert "if memory runs out" in caught.value.hint
 
 
-def test_a_child_that_crashes_is_told_as_a_crash() -> None:
+def test_a_child_that_crashes_is_reported_as_a_crash() -> None:
     with pytest.raises(UserError, match="signal SIGSEGV and no result") as caught:
         child("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
     assert "a library in C or C++ crashed" in caught.value.hint
@@ -233,7 +233,7 @@ def test_a_module_that_holds_the_interpreter_for_ever_at_its_import_is_an_error_
     assert f"at {tmp_path}/m.py:3, in <module>" in caught.value.message
 
 
-def test_an_import_that_is_slow_but_goes_on_is_none(tmp_path: Path) -> None:
+def test_an_import_that_is_slow_but_continues_is_none(tmp_path: Path) -> None:
     """It takes longer than it may stand still; the check goes on, and finds what is wrong after
     that.
     """
@@ -247,7 +247,7 @@ def test_an_import_that_is_slow_but_goes_on_is_none(tmp_path: Path) -> None:
     assert any("importing the model module has taken" in text for text in told), told
 
 
-def test_files_that_are_counted_are_told_while_it_lasts(tmp_path: Path) -> None:
+def test_files_that_are_counted_are_reported_while_it_lasts(tmp_path: Path) -> None:
     program = """
 import json, os, sys, time
 for done in range(0, 101, 10):

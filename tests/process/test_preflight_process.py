@@ -251,7 +251,7 @@ def test_predictions_go_to_one_place(tmp_path: Path, text: str, output: str, wor
         ),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(
+def test_what_is_wrong_is_reported_with_its_place(
     tmp_path: Path, old: str, new: str, words: str
 ) -> None:
     assert old in GOOD

@@ -447,7 +447,7 @@ def test_a_server_without_a_checkpoint_is_given_what_a_worker_knows(job: Job) ->
     worker.pool.close()
 
 
-def test_a_fence_tells_the_last_push_and_holds(job: Job) -> None:
+def test_a_fence_reports_the_last_push_and_holds(job: Job) -> None:
     job.start_all()
     worker = Worker(job, "worker-0")
     worker.start()

@@ -180,7 +180,7 @@ def test_a_process_that_is_being_created_when_its_master_dies_is_the_next_one_s(
         job.close()
 
 
-def test_a_master_may_begin_anew_without_its_predecessor_s_processes(
+def test_a_master_may_start_over_without_its_predecessor_s_processes(
     supervised: Supervised,
 ) -> None:
     async def story() -> None:
@@ -227,7 +227,7 @@ def test_a_process_beside_the_job_ends_with_its_master(supervised: Supervised) -
         ("import os; os.kill(os.getpid(), 11)", ExitStatus(signal=signal.SIGSEGV)),
     ],
 )
-def test_a_process_beside_the_job_tells_its_end_and_talks_through_the_master_s_descriptors(
+def test_a_process_beside_the_job_reports_its_end_and_talks_through_the_master_s_descriptors(
     supervised: Supervised, program: str, status: ExitStatus
 ) -> None:
     ours, theirs = socket.socketpair()
@@ -330,7 +330,7 @@ def test_masters_that_die_at_once_are_started_again_five_times(supervised: Super
     assert "master-0.log" in outcome.hint
 
 
-def test_a_job_that_makes_progress_goes_on_however_often_its_master_dies(
+def test_a_job_that_makes_progress_continues_however_often_its_master_dies(
     supervised: Supervised,
 ) -> None:
     for restart in range(8):
@@ -359,7 +359,7 @@ def test_a_master_that_a_person_ended_before_it_could_listen_is_the_last(
     assert ended(supervised) == ExitCode.INTERRUPTED
 
 
-def test_a_job_whose_outcome_was_told_is_over_however_its_master_ends(
+def test_a_job_whose_outcome_was_reported_is_over_however_its_master_ends(
     supervised: Supervised,
 ) -> None:
     master = supervised.master()
@@ -463,7 +463,7 @@ def test_a_second_stop_ends_a_job_whose_master_is_away(supervised: Supervised) -
     assert (outcome.exit_code, outcome.message) == (130, "ended at once")
 
 
-def test_a_master_that_heeds_no_second_stop_is_killed(supervised: Supervised) -> None:
+def test_a_master_that_obeys_no_second_stop_is_killed(supervised: Supervised) -> None:
     master = supervised.master()
     for _ in range(2):
         os.kill(supervised.process.pid, signal.SIGTERM)

@@ -168,7 +168,7 @@ def test_what_others_wait_for_is_hung_after_two_minutes_or_ten_times_the_longest
             watch.check()
 
 
-def test_long_work_that_goes_on_is_told_of_and_is_not_hung() -> None:
+def test_long_work_that_continues_is_told_of_and_is_not_hung() -> None:
     clock = ManualClock()
     watch = HangWatch(clock)
     with watch.owing("a part"):
@@ -251,7 +251,7 @@ def test_user_code_that_goes_from_place_to_place_may_take_as_long_as_it_likes(
     thread.join(LIMIT_S)
 
 
-def test_a_worker_whose_user_code_stands_still_reports_that_and_ends(tmp_path: Path) -> None:
+def test_a_worker_whose_user_code_hangs_reports_that_and_ends(tmp_path: Path) -> None:
     reported: list[StoodStill] = []
     left, go = threading.Event(), threading.Event()
     shutdown = Shutdown()

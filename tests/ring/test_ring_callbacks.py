@@ -69,7 +69,7 @@ def recorded(
     return Recorded(job, folder)
 
 
-def test_a_callback_ends_a_job_and_what_it_left_is_told_as_that(recorded: Recorded) -> None:
+def test_a_callback_ends_a_job_and_what_it_left_is_reported_as_that(recorded: Recorded) -> None:
     total = recorded.job.receipt()["total"]
     assert total["trained"] + total["left"] == total["expected"]
     assert min(total["trained"], total["left"]) > 0

@@ -99,7 +99,7 @@ def disturbed(
     )
 
 
-def test_a_stopped_job_goes_on_where_it_was_and_loses_nothing(disturbed: Disturbed) -> None:
+def test_a_stopped_job_continues_where_it_was_and_loses_nothing(disturbed: Disturbed) -> None:
     code, output = disturbed.interrupted
     assert code == 130, output + disturbed.job.tails()
     assert 0 < disturbed.trained < EPOCHS * RECORDS

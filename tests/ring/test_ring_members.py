@@ -85,7 +85,7 @@ def test_any_script_of_kills_and_joins_ends_with_equal_weights(
     check(run(tmp_path, play, delay_s=0.05), ends, undisturbed)
 
 
-def test_a_ring_that_loses_a_member_while_it_forms_is_formed_anew(
+def test_a_ring_that_loses_a_member_while_it_forms_is_formed_again(
     tmp_path: Path, undisturbed: dict[int, float]
 ) -> None:
     ends: list[dict[str, Any]] = []

@@ -59,7 +59,7 @@ def test_random_jobs_end_with_each_record_trained_once(strategy: str) -> None:
     assert seen.jobs == RANDOM
 
 
-def test_a_shard_that_is_told_done_at_the_end_of_an_item_is_found_within_a_minute() -> None:
+def test_a_shard_that_is_reported_done_at_the_end_of_an_item_is_found_within_a_minute() -> None:
     """The defect that had ordinary jobs stand still for ever."""
     seen = mutants.look_for(mutants.DONE_AT_ITEM_END, seconds=60.0)
     (failure,) = seen.failures
@@ -131,7 +131,7 @@ def test_a_seed_replays_exactly_in_another_process() -> None:
     assert len(lines) == 1 and lines != {""}
 
 
-def test_when_nobody_can_ever_go_on_that_is_told_at_once() -> None:
+def test_when_nobody_can_ever_continue_that_is_reported_at_once() -> None:
     scheduler = Scheduler(0)
     Process(scheduler, "worker-0").spawn(scheduler.park, "main")
     with pytest.raises(Violation, match="nothing will ever happen"):
