@@ -42,7 +42,7 @@ class RateScaling(StrEnum):
 
 
 class WirePrecision(StrEnum):
-    """Of gradients, and of weights for training, between workers and parameter servers."""
+    """Precision of gradients and of weights for training, between workers and servers."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"

@@ -388,8 +388,8 @@ class ClusterSection(Section):
         Field(
             default=ServerRange(low=1, high=1),
             description=(
-                "Number of parameter servers, as N or MIN:MAX, of which only training takes more"
-                " than MIN; AllreduceStrategy has none."
+                "Number of parameter servers, as N or MIN:MAX; only `train` uses more than MIN."
+                " AllreduceStrategy has none."
             ),
         )
     )

@@ -108,7 +108,7 @@ class StepsStatus:
     """Why, in a few words, such as `few steps` or `--sync`; '' if that is not known."""
 
     def __str__(self) -> str:
-        """Such as `synchronous: few steps`."""
+        """A text such as `synchronous: few steps`."""
         how = "synchronous" if self.sync else "asynchronous"
         return f"{how}: {self.reason}" if self.reason else how
 

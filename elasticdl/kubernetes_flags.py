@@ -283,7 +283,7 @@ _NO_SERVERS = UnusedOnRing("there are no parameter servers")
 
 
 class KubernetesSection(BaseModel):
-    """On a Kubernetes cluster."""
+    """Flags of a job on a Kubernetes cluster."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -117,7 +117,7 @@ def _files_of_links(address: str, kept: Iterable[Manifest]) -> set[str]:
 
 
 def _place(address: str, version: int, name: str) -> str:
-    """Where the copy of a version that wrote a file has it."""
+    """The address of a file in the copy of the version that wrote it."""
     return below(below(address, directory_name(version)), name_when_written(name))
 
 

@@ -82,7 +82,7 @@ class RoleEnvironment:
 
     @classmethod
     def read(cls) -> RoleEnvironment:
-        """From this process's environment.
+        """Read it from this process's environment.
 
         The token is taken out, so that user code does not pass it on to processes that it starts.
         Raises PermanentError.

@@ -191,7 +191,7 @@ class SqliteReader:
         )
 
     def _arrow_type(self, name: str, declared: str, storage: bytes) -> pa.DataType:
-        """By SQLite's rules of affinity; by the first value if a declaration says little."""
+        """Apply SQLite's rules of affinity; use the first value if a declaration says little."""
         if "INT" in declared or "BOOL" in declared:
             return pa.int64()
         if any(part in declared for part in ("CHAR", "CLOB", "TEXT", "BLOB")):

@@ -28,7 +28,7 @@ class Bags:
 
     @classmethod
     def of(cls, ids: Tensor, weights: Tensor | None) -> Bags:
-        """Of a SparseTensor or dense tensor [batch, any], or a RaggedTensor [batch, None].
+        """From a SparseTensor or dense tensor [batch, any], or a RaggedTensor [batch, None].
 
         Weights have the form of the ids. Raises ValueError for other ranks.
         """

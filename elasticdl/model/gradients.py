@@ -82,7 +82,7 @@ class StepGradients:
         by_lookup: Sequence[Tensor],
         by_regularizer: Mapping[int, Tensor],
     ) -> StepGradients:
-        """From what the tape returns. `by_regularizer`: by table, what its regularizer adds."""
+        """Wrap what the tape returns. `by_regularizer`: what each table's regularizer adds."""
         # Frozen tables stay out: their gradients must not count in a global norm.
         moving = [number for number, layer in enumerate(ps_model.tables) if layer.trainable]
         by_lookup = [
@@ -109,7 +109,7 @@ class StepGradients:
         return cls(ps_model, list(dense), left, by_table)
 
     def sums(self) -> list[Tensor]:
-        """Of `dense`, as tensors."""
+        """Sums of `dense`, as tensors."""
         return [tf.convert_to_tensor(gradient) for gradient in self.dense]
 
     def results(self) -> tuple[list[Tensor], GradientLayout]:
@@ -131,7 +131,7 @@ class StepGradients:
         return self.ps_model.parameters.optimizer.squares
 
     def _flat_squares(self) -> dict[tuple[int, int], Tensor]:
-        """By span of the flat vector."""
+        """Squares by span of the flat vector."""
         squares: dict[tuple[int, int], Tensor] = {}
         begin = 0
         for spec, gradient in zip(self.ps_model.parameters.dense, self.dense, strict=False):

@@ -190,7 +190,7 @@ class Tracer:
 
     @property
     def _dtype(self) -> str:
-        """Of the flat vectors, the rows and the loss."""
+        """The type of the flat vectors, the rows and the loss."""
         return self._ps_model.parameters.dtype.value
 
     @property

@@ -134,7 +134,7 @@ class BucketizedColumn(DenseColumn, CategoricalColumn):
 
     @property
     def name(self) -> str:
-        """Of its source."""
+        """The name of its source."""
         return f"{self.source_column.name}_bucketized"
 
     @property
@@ -191,7 +191,7 @@ class IdentityColumn(FeatureColumn, CategoricalColumn):
 
     @property
     def num_buckets(self) -> int:
-        """As given."""
+        """The number that was given."""
         return self.buckets
 
     def ids(self, features: Features, layers: Layers) -> Tensor:
@@ -240,16 +240,16 @@ class ConcatenatedColumn(CategoricalColumn):
 
     @property
     def name(self) -> str:
-        """Of all its columns."""
+        """The joined names of all its columns."""
         return "_C_".join(sorted(column.name for column in self.categorical_columns))
 
     @property
     def num_buckets(self) -> int:
-        """Of all its columns."""
+        """The sum over all its columns."""
         return sum(column.num_buckets for column in self.categorical_columns)
 
     def layers(self) -> dict[Column, Any]:
-        """Of all its columns."""
+        """The layers of all its columns."""
         return layers_of(self.categorical_columns)
 
     def ids(self, features: Features, layers: Layers) -> Tensor:
@@ -276,7 +276,7 @@ class EmbeddingColumn(DenseColumn):
 
     @property
     def name(self) -> str:
-        """Of its column."""
+        """The name of its column."""
         return f"{self.categorical_column.name}_embedding"
 
     def layers(self) -> dict[Column, Any]:
@@ -306,7 +306,7 @@ class IndicatorColumn(DenseColumn):
 
     @property
     def name(self) -> str:
-        """Of its column."""
+        """The name of its column."""
         return f"{self.categorical_column.name}_indicator"
 
     def layers(self) -> dict[Column, Any]:

@@ -20,7 +20,7 @@ Factory: TypeAlias = Callable[[], asyncio.Protocol]
 
 
 class Strangers(Protocol):
-    """Who counts connections that have not shown who they are."""
+    """Counts connections that have not proved who they are."""
 
     def enter(self, connection: Handshake) -> None:
         """Take a new connection; it may be aborted at any time."""

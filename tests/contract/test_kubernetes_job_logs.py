@@ -60,7 +60,7 @@ class Page(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[KubernetesJob]:
-    """Of which the master runs, and the pod of worker-7 is gone."""
+    """A job whose master runs and whose pod of worker-7 is gone."""
     page = ThreadingHTTPServer(("127.0.0.1", 0), Page)
     threading.Thread(target=page.serve_forever, daemon=True).start()
 

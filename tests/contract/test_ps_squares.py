@@ -57,7 +57,7 @@ def normal(seed: int, *shape: int) -> Floats:
 
 
 def squares_of(seed: int, ids: int, dim: int) -> Squares:
-    """Of about a third of so many ids."""
+    """Squares of about a third of so many ids."""
     marked = np.random.default_rng(seed).random(-(-ids // 64) * 64) < 0.3
     marked[ids:] = False
     marks = np.packbits(marked, bitorder="little").view(np.uint64)

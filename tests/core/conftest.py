@@ -65,7 +65,7 @@ class Bench:
 
     @classmethod
     def running(cls, workers: int = 1, action: Action = Action.TRAIN, **flags: Any) -> Bench:
-        """Of a job whose servers and first `workers` have attached."""
+        """A job whose servers and first `workers` have attached."""
         job = cls(action, **flags)
         job.up(workers)
         return job
@@ -199,5 +199,5 @@ class Bench:
 
     @property
     def end(self) -> c.FinishJob:
-        """Of a job that has finished."""
+        """The end of a job that has finished."""
         return present(self.finished)

@@ -135,7 +135,7 @@ class RingWorld:
 
     @property
     def finish(self) -> c.FinishJob:
-        """Of a job that has ended."""
+        """The end of a job that has ended."""
         return present(self.ended)
 
     @property

@@ -1,6 +1,4 @@
-"""Which records of a minibatch `feed` cannot take: found, told with their places, left out up to
-the limit.
-"""
+"""Records of a minibatch that `feed` cannot take are reported, and left out up to the limit."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def test_the_reason_of_a_generation_says_in_whole_words_what_broke_the_last_one(
 
 
 def works(world: RingWorld) -> list[tuple[str, float]]:
-    """Who was told to have made its first progress, and how long after it was ready."""
+    """The workers whose first progress was announced, and how long after they were ready."""
     found = [one for one in world.announced if one.details.get("step") == EventStep.WORKING]
     return [(str(one.process), one.details["after_s"]) for one in found]  # type: ignore[misc]
 

@@ -147,7 +147,7 @@ def test_a_last_copy_that_went_with_its_worker_is_made_by_another() -> None:
 def test_a_late_report_on_a_lease_from_before_all_weights_were_lost_is_ignored(
     records: int,
 ) -> None:
-    """Of one that was held at the checkpoint, and of one that was fresh then."""
+    """The lease was held at the checkpoint, or was fresh then."""
     world = started(num_workers=1, records_per_task=records, checkpoint_steps=2)
     while not saved(world) or world.newest.version < 3:
         world.turn()

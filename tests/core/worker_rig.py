@@ -307,7 +307,7 @@ class Rig:
         self.stages = (keeper, reading, feeding, self.loading)
 
     def run(self) -> None:
-        """To the end, with what the process does about it."""
+        """Run to the end, with what the process does about it."""
         self.reporter.start()
         self.trainer.start(SPEC, np.zeros(1, np.float32))
         for stage in self.stages:

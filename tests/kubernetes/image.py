@@ -60,7 +60,7 @@ def store_folder() -> Path:
 
 
 def environment() -> dict[str, str]:
-    """In which `buildah` works on the cache's images, whoever calls it."""
+    """The environment in which `buildah` works on the cache's images."""
     settings = cache() / "storage.conf"
     text = (
         f'[storage]\ndriver = "overlay"\ngraphroot = "{cache()}/storage"\nrunroot ='

@@ -90,7 +90,7 @@ class Jobs:
         return [*program, verb, *map(str, arguments), "--namespace", self.namespace]
 
     def process_options(self) -> dict[str, Any]:
-        """Of a command's process."""
+        """Folder and environment of a command's process."""
         return {
             "cwd": self.folder,
             "env": {**os.environ, "KUBECONFIG": str(self.place.kubeconfig)},
@@ -160,7 +160,7 @@ class Job:
         assert total["lost"] == 0 and total["trained"] == total["expected"] > 0, total
 
     def status(self) -> dict[str, Any]:
-        """As `elasticdl status -o json` tells it."""
+        """As `elasticdl status -o json` shows it."""
         done = self.jobs.elasticdl("status", self.name, "-o", "json")
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)

@@ -162,7 +162,7 @@ class Pod:
 
     @property
     def address(self) -> str:
-        """Of the master's one server of calls."""
+        """The address of the master's one server of calls."""
         return f"127.0.0.1:{(self.folder / 'master_port').read_text()}"
 
     def events(self) -> list[str]:

@@ -250,7 +250,7 @@ class RingStage:
         return found
 
     def losses(self) -> dict[int, set[float]]:
-        """Of each version, the losses that anybody told."""
+        """The losses of each version that any member reported."""
         found: dict[int, set[float]] = {}
         for member in self._all:
             for version, loss in member.losses().items():

@@ -363,7 +363,7 @@ class Ring:
 
 @final
 class Exchange:
-    """As `worker.ring_state.Exchange`, of one value: the weights. They travel in two pieces."""
+    """As `worker.ring.exchange.Exchange`, of one value: the weights. They travel in two pieces."""
 
     def __init__(self, ring: Ring, violated: Callable[[str], None]) -> None:
         self._ring = ring

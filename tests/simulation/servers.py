@@ -576,7 +576,7 @@ class Control:
             self._pending.remove(answer)
 
     def _of_term(self, do: Callable[[], Any]) -> Any:
-        """As `ps.servicer.TermGuard`."""
+        """As `rpc.term_guard.TermGuard`."""
         if self._term < self._server.term:
             raise Refused(f"the master of term {self._server.term} has replaced this one")
         self._server.term = self._term

@@ -66,7 +66,7 @@ class World(Protocol):
 
 
 class Works(Protocol):
-    """`working.wind_down` wants this of a worker."""
+    """`lifecycle.wind_down` wants this of a worker."""
 
     @property
     def callbacks(self) -> Any: ...
@@ -127,7 +127,7 @@ def main(world: World, running: Running) -> int:
 
 
 def _run(world: World, running: Running, shutdown: Shutdown) -> None:
-    """As `working.run`."""
+    """As `lifecycle.run`."""
     scheduler, draw = world.scheduler, world.scheduler.random.random
     scheduler.sleep(world.plan.start_s * draw())
     client = world.client(running)
@@ -142,7 +142,7 @@ def _run(world: World, running: Running, shutdown: Shutdown) -> None:
         works.run()
     except Ended:
         pass
-    except Exception as error:  # noqa: BLE001 - as `working.run`
+    except Exception as error:  # noqa: BLE001 - as `lifecycle.run`
         shutdown.fail(error)
     wind_down(works, link)  # type: ignore[arg-type]
     if not running.process.dead:  # a killed one only unwinds, and is not heard
@@ -172,7 +172,7 @@ def _link(world: World, worker: SimulatedWorker, client: Client, shutdown: Shutd
 @final
 @dataclass(frozen=True, slots=True)
 class _RingWorker:
-    """As `ring_assembly.RingWorker`."""
+    """As `worker.ring.wiring.RingWorker`."""
 
     sources: Any
     trainer: RingTrainer
@@ -238,7 +238,7 @@ class _Checked:
 
 
 def _on_ring(world: World, worker: SimulatedWorker, client: Client, link: Link) -> _RingWorker:
-    """As `working._work_on_ring` and `ring_assembly.assemble_ring`."""
+    """As `lifecycle._work_on_ring` and `worker.ring.wiring.assemble_ring`."""
     plan, scheduler, context, truth = world.plan, world.scheduler, link.context, world.truth
     virtual = plan.spec.training.virtual_workers
     ring = worker.ring = Ring(world.hub, worker.running.process)

@@ -283,7 +283,7 @@ def _server_flags(draw: random.Random) -> dict[str, Any]:
 
 
 def _cluster_flags(seed: int, *, exports: bool) -> dict[str, Any]:
-    """Of pods, whose memory goes with them: checkpoints are due earlier."""
+    """Flags of pods, whose memory goes with them: checkpoints are due earlier."""
     if random.Random(f"on a cluster {seed}").random() < 0.5:
         return {}
     return {
@@ -295,7 +295,7 @@ def _cluster_flags(seed: int, *, exports: bool) -> dict[str, Any]:
 
 
 def _step_flags(draw: random.Random, seed: int, size: _Size) -> dict[str, Any]:
-    """Of parameter servers with synchronous steps."""
+    """Flags of parameter servers with synchronous steps."""
     backups = draw.choice([0, 0, min(1, size.high - 1)])
     to_wait = draw.choice([0, size.high - backups, 1])
     if not backups:

@@ -76,7 +76,7 @@ class Placement:
 
 
 class GangApi(StrEnum):
-    """Who schedules a gang, by the group of the API that has its PodGroup."""
+    """The scheduler of a gang, named by the API group of its PodGroup."""
 
     KUBERNETES = "scheduling.k8s.io"
     VOLCANO = "scheduling.volcano.sh"

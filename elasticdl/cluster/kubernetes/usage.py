@@ -174,7 +174,7 @@ def _allocatable(nodes: Iterable[Object]) -> Amounts:
 
 
 def _shares(amounts: Amounts, allocatable: Amounts) -> dict[str, float]:
-    """By resource, except the number of pods, which is a limit of nodes."""
+    """Shares by resource, except the number of pods, which is a limit of nodes."""
     return {
         key: float(amounts.get(key, Decimal(0)) / offered)
         for key, offered in sorted(allocatable.items())

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 @final
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Of `count` finite numbers; `squares` is the sum of squared deviations from the mean.
+    """Moments of `count` finite numbers; `squares` is the sum of squared deviations from the mean.
 
     `low` and `high` keep the type of the numbers; they are None if there are none.
     """
@@ -52,7 +52,7 @@ class Moments:
 
     @property
     def variance(self) -> float | None:
-        """That of a population, as Keras' `Normalization` has it; None without numbers.
+        """The variance of a population, as Keras' `Normalization` has it; None without numbers.
 
         Also None if squares exceed the range of float64.
         """

@@ -74,7 +74,7 @@ class Server:
 @final
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who has the gradients of an open step: a server, also one that is away, and its memory."""
+    """A server with gradients of an open step, also one that is away, and its memory."""
 
     index: int
     server: Server | None

@@ -334,7 +334,7 @@ class CopiedJournal:
         ]
 
     def _rank(self, holder: CopyHolder) -> tuple[bool, bool, bool]:
-        """Of those that may have a copy, the lowest first."""
+        """Rank processes that may have a copy: the lowest is first."""
         return (
             holder not in self._perhaps_on_record,
             holder in self._failed,

@@ -8,7 +8,7 @@ from typing import final
 
 @final
 class Pause:
-    """From the last step in one ring, or the beginning, to the first step in the next.
+    """The time from the last step in one ring, or the beginning, to the first step in the next.
 
     Belongs to the loop's thread.
     """

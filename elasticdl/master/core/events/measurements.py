@@ -43,7 +43,7 @@ class StepDelayed(Event):
 
 @dataclass(frozen=True, slots=True)
 class StepsWaited(Event):
-    """Of the last `of_s` seconds of synchronous steps, `waited_s` had all gradients but its own."""
+    """In `waited_s` of the last `of_s` seconds, synchronous steps had all gradients but its own."""
 
     worker: ProcessName
     waited_s: float

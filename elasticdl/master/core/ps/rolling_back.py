@@ -209,7 +209,7 @@ class RollingBack:
         self._ends.restart(server, text)
 
     def _first_incarnations(self) -> dict[int, int]:
-        """By server, the first process whose steps count after the return."""
+        """For each server, the first process whose steps count after the return."""
         processes = self._context.processes
         return {
             index: server.name.incarnation
