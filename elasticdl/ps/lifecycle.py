@@ -22,7 +22,7 @@ from elasticdl.errors import ElasticDLError, ExitCode, PermanentError
 from elasticdl.native import _native
 from elasticdl.private_file import FILE_MODE
 from elasticdl.ps.gauges import Gauges
-from elasticdl.ps.process import before_leaving, in_thread
+from elasticdl.ps.os_process import before_leaving, in_thread
 from elasticdl.ps.restoring import Restoration, restore, restore_newest_intact
 from elasticdl.ps.saving import ServerPart
 from elasticdl.ps.servicer import ControlService

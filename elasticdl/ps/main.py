@@ -9,7 +9,7 @@ from __future__ import annotations
 from elasticdl.cluster.local.parent_death import die_with_parent
 from elasticdl.own_process import hold_signals, log_to_stderr, raise_file_limit
 from elasticdl.paused_collection import paused_collection
-from elasticdl.ps.process import fail, leave, leave_on_signal
+from elasticdl.ps.os_process import fail, leave, leave_on_signal
 
 
 def main() -> None:

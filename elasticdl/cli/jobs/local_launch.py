@@ -16,7 +16,7 @@ from typing import Any, TypeVar, final
 from elasticdl.cli.jobs.directory_job import DirectoryJob
 from elasticdl.cli.jobs.event_follower import Events
 from elasticdl.cli.views.live_view import View
-from elasticdl.cluster.local.supervisor.process import SupervisorProcess
+from elasticdl.cluster.local.supervisor.supervisor_process import SupervisorProcess
 from elasticdl.errors import ElasticDLError, ExitCode, PermanentError
 from elasticdl.formatting import exit_words
 from elasticdl.job import JobSpec
