@@ -102,7 +102,9 @@ def _ended(job: Running, within_s: float) -> bool:
 
 
 def _kill(status: dict[str, Any], name: str) -> bool:
-    where = next((one["where"] for one in status["processes"] if one["name"] == name), None)
+    where = next(
+        (process["where"] for process in status["processes"] if process["name"] == name), None
+    )
     if where is None or not where.startswith("pid "):
         return False
     try:
@@ -117,9 +119,9 @@ def live(role: str) -> Victims:
 
     def names(status: dict[str, Any]) -> list[str]:
         return [
-            one["name"]
-            for one in status["processes"]
-            if one["role"] == role and str(one["where"]).startswith("pid ")
+            process["name"]
+            for process in status["processes"]
+            if process["role"] == role and str(process["where"]).startswith("pid ")
         ]
 
     return names

@@ -153,11 +153,11 @@ def violations(axe: str, open_window: Callable[..., Window]) -> Callable[..., li
             for tab in tabs:
                 window.page.goto(f"{address}#{tab}")
                 window.page.locator(f"#{tab}").wait_for()
-                for one in window.page.evaluate("() => axe.run({ resultTypes: ['violations'] })")[
-                    "violations"
-                ]:
-                    where = "; ".join(node["html"][:160] for node in one["nodes"][:3])
-                    found.append(f"{scheme} #{tab} {one['id']}: {one['help']}: {where}")
+                for violation in window.page.evaluate(
+                    "() => axe.run({ resultTypes: ['violations'] })"
+                )["violations"]:
+                    where = "; ".join(node["html"][:160] for node in violation["nodes"][:3])
+                    found.append(f"{scheme} #{tab} {violation['id']}: {violation['help']}: {where}")
         return found
 
     return look

@@ -180,9 +180,9 @@ def test_a_killed_worker_is_on_the_timeline_with_its_cause_within_two_seconds(
     # From when the master saw the end to the frame that tells of it; how long either waits for a
     # core is the machine's.
     (end,) = [
-        one
-        for one in running.job.events()
-        if one["process"] == name and one["cause"] and one["details"].get("step") == "ended"
+        event
+        for event in running.job.events()
+        if event["process"] == name and event["cause"] and event["details"].get("step") == "ended"
     ]
     # The page and the listener hear of it one after the other.
     window.page.wait_for_function("(name) => name in ends", arg=name)

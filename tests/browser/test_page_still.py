@@ -288,7 +288,10 @@ def test_a_thousand_workers_are_painted_at_once_and_can_be_found(
     costs.send("Performance.enable", {"timeDomain": "threadTicks"})
     page.goto(f"{report(snapshot(workers(1000), shards=100_000))}#processes")
     expect(page.locator("#process-rows tr")).to_have_count(100)
-    spent = {one["name"]: one["value"] for one in costs.send("Performance.getMetrics")["metrics"]}
+    spent = {
+        metric["name"]: metric["value"]
+        for metric in costs.send("Performance.getMetrics")["metrics"]
+    }
     assert spent["TaskDuration"] < PAINTED_CPU_S
     expect(page.locator("#eta")).to_have_text("3:52 left at this rate")
     expect(page.locator("#processes-pager")).to_contain_text("1 to 100 of 1,001")

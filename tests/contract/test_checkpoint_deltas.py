@@ -236,12 +236,12 @@ def test_only_what_is_new_in_a_chain_is_read_again(
         training.push(200)
     first, stage = training.checkpoint(), open_stage(3)
     restorations = [Restoration(one, place(stage, k)) for k, one in enumerate(stage.servers)]
-    assert all(one.load(first) for one in restorations)
+    assert all(restoration.load(first) for restoration in restorations)
     training.push(10)
     second = training.checkpoint()
     for path in second.glob("link-0-*"):
         path.unlink()
-    assert [one.finish(second) for one in restorations] == [21, 21, 21]
+    assert [restoration.finish(second) for restoration in restorations] == [21, 21, 21]
     same(training.stage, stage, tmp_path)
 
 

@@ -50,7 +50,7 @@ def test_a_file_costs_no_more_where_there_are_many(folder: Path) -> None:
 
     def cpu_s(place: Path) -> float:
         reader = open_reader(str(place), {})
-        shards = [Shard(ShardId(0), one.name, 0, 2) for one in reader.sources()[:READ]]
+        shards = [Shard(ShardId(0), source.name, 0, 2) for source in reader.sources()[:READ]]
         began_s = time.process_time()
         assert sum(block.count for shard in shards for block in reader.read(shard)) == 2 * READ
         return time.process_time() - began_s

@@ -73,7 +73,9 @@ def files(folder: str) -> list[str]:
         found = (str(one.relative_to(root)) for one in root.rglob("*") if one.is_file())
     else:
         entries = store_of(folder).listed(folder, deep=True)
-        found = (one.address.removeprefix(f"{folder}/") for one in entries if not one.is_folder)
+        found = (
+            entry.address.removeprefix(f"{folder}/") for entry in entries if not entry.is_folder
+        )
     return sorted(found)
 
 
@@ -352,10 +354,14 @@ def test_a_store_without_the_export_has_no_model(server: ObjectStore) -> None:
     exports = export_folders(place, 1)
     server.requests.clear()
     published(exports, 1)
-    puts = [one for one in server.requests if one.startswith("PUT") and not one.endswith("/")]
+    puts = [
+        request
+        for request in server.requests
+        if request.startswith("PUT") and not request.endswith("/")
+    ]
     assert puts[-1] == f"PUT bucket/{key}/1/saved_model.pb"
     server.requests.clear()
     published(exports, 2)
-    gone = [one for one in server.requests if one.startswith(("DELETE", "POST"))]
+    gone = [request for request in server.requests if request.startswith(("DELETE", "POST"))]
     assert f"DELETE bucket/{key}/1/saved_model.pb" in gone
     assert folders.names_in(place) == ["2"]

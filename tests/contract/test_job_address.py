@@ -135,9 +135,9 @@ def test_the_index_names_only_what_is_there_while_the_store_goes_away(
         (directory.path / "late").unlink()
         copy.copy()
         assert "late" not in keys(server)
-        sent = len([one for one in server.requests if one.startswith("PUT")])
+        sent = len([request for request in server.requests if request.startswith("PUT")])
         copy.copy()
-        assert sent == len([one for one in server.requests if one.startswith("PUT")])
+        assert sent == len([request for request in server.requests if request.startswith("PUT")])
 
 
 def test_a_large_file_that_grows_is_not_copied_each_time(

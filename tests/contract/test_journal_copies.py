@@ -134,7 +134,7 @@ class Job:
         return holder
 
     def kill(self, name: str) -> None:
-        for holder in [one for one in self.processes if one.name == name]:
+        for holder in [process for process in self.processes if process.name == name]:
             self.processes.pop(holder).stop(None).wait(LIMIT_S)
 
     def hang(self, name: str) -> None:

@@ -546,14 +546,16 @@ def test_frames_may_arrive_in_any_pieces(header: Any) -> None:
     choose = random.Random(7)
     messages = [choose.randbytes(choose.choice([0, 1, 30, 5000])) for _ in range(50)]
     rest = (5, 3) if header is REQUEST else (5,)
-    stream = GREETING + b"".join(header.pack(len(one), 1, *rest) + one for one in messages)
+    stream = GREETING + b"".join(
+        header.pack(len(message), 1, *rest) + message for message in messages
+    )
     for most in (1, 7, 300, 100_000):
         frames, came, position = Frames(header), [], 0
         while position < len(stream):
             piece = stream[position : position + choose.randint(1, most)]
             came += list(frames.feed(piece))
             position += len(piece)
-        assert came == [((1, *rest), one) for one in messages]
+        assert came == [((1, *rest), message) for message in messages]
 
 
 @pytest.mark.parametrize("begin", [b"x", b"elasticdl master calls 1\n", b"HTTP/1.1 400 Bad Re"])
@@ -582,7 +584,11 @@ async def test_callers_connect_before_a_master_takes_calls_and_are_answered_then
 
 
 def waiting_calls(server: CallServer) -> int:
-    known = [one for one in server._connections if isinstance(one, call_server._Connection)]
+    known = [
+        connection
+        for connection in server._connections
+        if isinstance(connection, call_server._Connection)
+    ]
     return sum(len(one.calls()) for one in known)
 
 

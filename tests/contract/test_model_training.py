@@ -196,8 +196,10 @@ def plain(module: ModelModule, ps_model: PsModel, features: Any) -> keras.Model:
             initial_weights(table.initializer, table.seed, np.arange(layer.input_dim), table.dim)
         )
     served = "/embeddings" if ps_model.parameters.tables else "none"
-    dense = [one for one in model.trainable_variables if not one.path.endswith(served)]
-    dense += [one for one in model.non_trainable_variables if "moving" in one.path]
+    dense = [
+        variable for variable in model.trainable_variables if not variable.path.endswith(served)
+    ]
+    dense += [variable for variable in model.non_trainable_variables if "moving" in variable.path]
     for theirs, ours in zip(dense, ps_model.variables, strict=True):
         theirs.assign(ours)
     for theirs, ours in zip(
@@ -258,17 +260,23 @@ def same_as_keras(module: ModelModule, choose: Callable[[dict[str, np.ndarray]],
             loss = module.loss(tf.constant(labels), model(features, training=True)) + sum(
                 model.losses
             )
-        gradients = tape.gradient(loss, [one.value for one in model.trainable_variables])
+        gradients = tape.gradient(loss, [variable.value for variable in model.trainable_variables])
         optimizer.apply(gradients, model.trainable_variables)
         np.testing.assert_allclose(outcome.loss, float(loss), rtol=1e-5)
         server.push(lookups, outcome)
     expected = [
-        one.numpy() for one in model.trainable_variables if not one.path.endswith("/embeddings")
+        variable.numpy()
+        for variable in model.trainable_variables
+        if not variable.path.endswith("/embeddings")
     ]
     np.testing.assert_allclose(
         server.values[0], np.concatenate([one.ravel() for one in expected]), rtol=2e-5, atol=2e-6
     )
-    moving = [one.numpy().ravel() for one in model.non_trainable_variables if "moving" in one.path]
+    moving = [
+        variable.numpy().ravel()
+        for variable in model.non_trainable_variables
+        if "moving" in variable.path
+    ]
     np.testing.assert_allclose(
         server.additive, np.concatenate([*moving, np.empty(0)]), rtol=2e-5, atol=2e-6
     )

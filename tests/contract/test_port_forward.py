@@ -115,8 +115,8 @@ async def test_bytes_travel_both_ways_and_several_connections_do_not_mix() -> No
         address = await made.open()
         assert address.startswith("127.0.0.1:")
         words = [bytes((97 + number,)) * 300_000 for number in range(5)]
-        assert await asyncio.gather(*(said(address, one) for one in words)) == [
-            one.upper() for one in words
+        assert await asyncio.gather(*(said(address, word) for word in words)) == [
+            word.upper() for word in words
         ]
         assert made.problem == ""
     assert set(pods.asked) == {("master", str(PORT))}

@@ -126,7 +126,7 @@ def test_the_pod_gets_the_job_and_a_workers_environment_and_no_token(cluster: Sm
     (pod,) = cluster.seen
     body = pod["spec"]
     assert body["automountServiceAccountToken"] is False and "serviceAccountName" not in body
-    assert [one["name"] for one in body["volumes"]] == ["tmp"]
+    assert [volume["name"] for volume in body["volumes"]] == ["tmp"]
     assert not [one for one in body["containers"][0]["env"] if "secretKeyRef" in json.dumps(one)]
     assert pod["metadata"]["ownerReferences"][0]["uid"] == OWNER.uid
     assert cluster.deleted == [("iris-check-1", 1)]

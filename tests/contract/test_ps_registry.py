@@ -99,7 +99,9 @@ async def test_only_a_server_that_stays_and_never_answers_is_an_error_in_the_log
             fails, "drop of view 6", tries=2, pause_s=pauses.__getitem__, level=logging.DEBUG
         )
         assert await answer is None
-    told = [(one.levelname, one.message) for one in caplog.records if one.name != "asyncio"]
+    told = [
+        (record.levelname, record.message) for record in caplog.records if record.name != "asyncio"
+    ]
     first = ("DEBUG", "drop of view 6 at ps-0, attempt 1: away")
     last = ("ERROR", "drop of view 6 at ps-0, attempt 2: away")
     assert len(tries) == 2 and told == ([first] if is_gone else [first, last])

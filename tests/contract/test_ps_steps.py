@@ -233,7 +233,7 @@ def test_the_same_gradients_give_the_same_bits_in_any_order() -> None:
                         for one, table in zip(ids, spec.tables, strict=True)
                     ]
                     versions = (0,) * len(stage.servers)
-                    squares = tuple((np.array([0b1010], np.uint64), one[:2] ** 2) for one in rows)
+                    squares = tuple((np.array([0b1010], np.uint64), row[:2] ** 2) for row in rows)
                     flat = DenseSquares(((2, 9), (15, 21)), dense[:13] ** 2)
                     update = Update(
                         sequence, applied, versions, 0.1, dense, tuple(ids), tuple(rows)
@@ -379,7 +379,7 @@ def trained_by_keras(
             model.train_on_batch(
                 {"ids": ids, "x": x.astype(np.float64)}, labels.astype(np.float64)[:, None]
             )
-        return {one.path: np.asarray(one) for one in model.trainable_variables}
+        return {variable.path: np.asarray(variable) for variable in model.trainable_variables}
 
 
 def trained_in_steps(

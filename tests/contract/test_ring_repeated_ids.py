@@ -200,6 +200,6 @@ def test_a_step_adds_repeated_rows_in_one_order(optimizer: Any, variables: int) 
         member.reset(member.values)
         assert member.run(whole).applied
         rows = [one for name, one in zip(names, member.state(), strict=True) if "rows" in name]
-        ends.add(b"".join(one.tobytes() for one in rows))
+        ends.add(b"".join(row.tobytes() for row in rows))
     assert len(rows) == variables
     assert len(ends) == 1

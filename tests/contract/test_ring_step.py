@@ -233,7 +233,7 @@ def test_a_ring_that_breaks_in_the_last_of_its_reductions_leaves_no_half_of_a_st
     step, variables = RingStep(built, ring), list(built.state().values())
     whole = (np.ones((4, 2)), np.zeros(4))
     step.train([whole], rank=0, size=1, iteration=0)
-    before = [one.numpy() for one in variables]
+    before = [variable.numpy() for variable in variables]
     ring.applied = lambda: any(
         not np.array_equal(one.numpy(), value) for one, value in zip(variables, before, strict=True)
     )

@@ -121,7 +121,7 @@ class Job:
         self.generations.put(RingGeneration(generation, members, holders, first_item))
 
     def values(self) -> set[float]:
-        return {float(value) for one in self.variables for value in one.numpy().ravel()}
+        return {float(value) for variable in self.variables for value in variable.numpy().ravel()}
 
     # the way to the master
 
@@ -154,8 +154,8 @@ class Job:
         self, parts: Any, *, rank: int, size: int, iteration: int, wish: bool = False
     ) -> RingOutcome:
         """Adds one to all that the model has."""
-        for one in self.variables:
-            one.assign(one + 1)
+        for variable in self.variables:
+            variable.assign(variable + 1)
         return RingOutcome(0.5, 8, 0)
 
     def waits(self) -> bool:
@@ -173,8 +173,8 @@ class Job:
         raise AssertionError("there are no marks")
 
     def restore(self, directory: str) -> int:
-        for one in self.variables:
-            one.assign(one * 0)
+        for variable in self.variables:
+            variable.assign(variable * 0)
         return 0
 
 

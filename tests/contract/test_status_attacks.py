@@ -547,7 +547,7 @@ async def test_names_are_looked_up_and_lead_nowhere_else(
 async def test_a_link_among_the_logs_is_not_followed(tmp_path: Path) -> None:
     async with with_logs(tmp_path) as stage, browser(stage, headers=BEARER) as session:
         async with session.get("/api/v1/logs") as answer:
-            assert [one["process"] for one in (await answer.json())["logs"]] == ["worker-0"]
+            assert [log["process"] for log in (await answer.json())["logs"]] == ["worker-0"]
         async with session.get("/api/v1/logs/worker-9") as answer:
             assert answer.status == 404
 
@@ -562,7 +562,7 @@ async def test_a_script_in_a_log_or_a_name_stays_text(tmp_path: Path) -> None:
             found = await answer.json()
         assert "<script>alert(1)</script>" in found["text"] and found["end"] == found["size"]
         async with session.get("/api/v1/logs/worker-0/search?q=%3CSCRIPT") as answer:
-            assert [one["line"] for one in (await answer.json())["matches"]] == [
+            assert [matche["line"] for matche in (await answer.json())["matches"]] == [
                 "<script>alert(1)</script>"
             ]
         async with session.get("/api/v1/logs/<script>alert(1)<%2Fscript>") as answer:
@@ -609,7 +609,7 @@ async def test_a_log_of_ten_gigabytes_is_harmless(tmp_path: Path) -> None:
                     f"/api/v1/logs/worker-1/search?q=NEEDLE&start={found['searched_to']}"
                 ) as answer:
                     found = await answer.json()
-            assert [one["line"] for one in found["matches"]] == ["the needle at the end"]
+            assert [matche["line"] for matche in found["matches"]] == ["the needle at the end"]
             assert (found["searched_to"], found["more"]) == (size, False)
             assert tracemalloc.get_traced_memory()[1] < 48 << 20
         finally:

@@ -70,16 +70,16 @@ async def test_the_page_gives_the_same_story_as_the_directory_and_a_report_is_ma
     killed = f"worker-0 killed by signal 9 (SIGKILL), on shard {shard}; 32 records done"
     assert entry_text(loss) == f"{killed}; {loss['replaced_by']} replaces it"
     written = record_in(tmp_path)
-    assert [one.as_dict() for one in written.events][: len(found["events"])] == found["events"]
-    assert [one["text"] for one in written.story["entries"]] == [
-        one["text"] for one in found["story"]["entries"]
+    assert [event.as_dict() for event in written.events][: len(found["events"])] == found["events"]
+    assert [entry["text"] for entry in written.story["entries"]] == [
+        entry["text"] for entry in found["story"]["entries"]
     ]
     assert found["logs"] == []
     for name in (worker(1), worker(0)):
         (tmp_path / "logs").mkdir(exist_ok=True)
         (tmp_path / f"logs/{name}.log").write_text(f"the last words of {name} <b>")
     whole = await asyncio.to_thread(get_json, url, "/api/v1/snapshot?logs=1")
-    assert [one["process"] for one in whole["logs"]] == ["worker-0", "worker-1"], (
+    assert [log["process"] for log in whole["logs"]] == ["worker-0", "worker-1"], (
         "the one that was killed comes first"
     )
     report = render_report(whole)
@@ -121,8 +121,8 @@ async def test_a_scrape_is_read_by_the_parser_of_prometheus_and_agrees_with_the_
     (trained,) = families["elasticdl_records_trained"].samples
     assert (trained.value, trained.labels) == (before.status.records.trained, {"job": "iris"})
     ends = {
-        tuple(sorted(one.labels.items())): one.value
-        for one in families["elasticdl_process_ends"].samples
+        tuple(sorted(sample.labels.items())): sample.value
+        for sample in families["elasticdl_process_ends"].samples
     }
     assert ends == {(("cause", "infrastructure"), ("job", "iris"), ("role", "worker")): 1.0}
     async with browser(stage) as nobody, nobody.get("/metrics") as answer:
@@ -138,12 +138,12 @@ async def test_curves_are_sampled_and_what_a_master_leaves_is_what_it_had(tmp_pa
         await until_async("it looked twice", lambda: stage.collector.looks >= looks + 2)
         async with session.get("/api/v1/series", headers=BEARER) as answer:
             curves.extend(await answer.json())
-    names = {one["name"] for one in curves}
+    names = {curve["name"] for curve in curves}
     assert {"loss", "workers", "records_per_s", "updates_per_s"} <= names
-    (loss,) = [one for one in curves if one["name"] == "loss"]
+    (loss,) = [curve for curve in curves if curve["name"] == "loss"]
     assert (loss["values"], loss["records"]) == ([0.5], [32])
     saved = {(one["name"], one["label"]): one for one in series_in(tmp_path)}
-    assert {(one["name"], one["label"]) for one in curves} <= set(saved)
+    assert {(curve["name"], curve["label"]) for curve in curves} <= set(saved)
     json.dumps(list(saved.values()), allow_nan=False)
 
 

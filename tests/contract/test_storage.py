@@ -96,9 +96,9 @@ def test_the_file_that_says_complete_is_never_beside_half_of_the_others(
     folders.replace(tmp_path, "s3://bucket/export", last="last")
     # After a removal, pyarrow marks the folder with an object that ends with a slash.
     writes = [
-        one
-        for one in server.requests
-        if one.startswith(("PUT", "DELETE")) and not one.endswith("/")
+        request
+        for request in server.requests
+        if request.startswith(("PUT", "DELETE")) and not request.endswith("/")
     ]
     assert writes == ["DELETE bucket/export/last", "PUT bucket/export/a", "PUT bucket/export/last"]
 

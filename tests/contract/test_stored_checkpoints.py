@@ -150,7 +150,7 @@ def test_the_manifest_comes_after_all_parts_and_no_server_writes_it(
 ) -> None:
     server.requests.clear()
     job.take()
-    sent = [one.rpartition("/")[2] for one in server.requests if one.startswith("PUT")]
+    sent = [request.rpartition("/")[2] for request in server.requests if request.startswith("PUT")]
     assert sent[-2:] == ["manifest.json", "newest.json"]
     assert all(name.startswith("server-") for name in sent[:-2]) and len(sent) == 4
 
@@ -219,7 +219,7 @@ def test_a_checkpoint_without_one_of_its_files_is_not_complete_and_the_next_one_
     complete = object_store.complete
 
     def removed_before(address: str, manifest: Manifest) -> str:
-        (name,) = [one for one in names(server, lost) if one.startswith("server-1")]
+        (name,) = [name for name in names(server, lost) if name.startswith("server-1")]
         del server.buckets["bucket"][f"{KEYS}version-{lost}/{name}"]
         return complete(address, manifest)
 
@@ -306,7 +306,9 @@ def test_old_checkpoints_go_but_for_those_that_others_need(
     for _ in range(4):
         job.push(400)
         job.take(held=held)
-    assert [one.version for one in inspection.summaries_of_copies(ADDRESS) if not one.problem] == [
+    assert [
+        copy.version for copy in inspection.summaries_of_copies(ADDRESS) if not copy.problem
+    ] == [
         9,
         8,
         5,

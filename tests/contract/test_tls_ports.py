@@ -356,7 +356,7 @@ def test_thousands_of_connections_have_no_large_buffers_each() -> None:
         for writer in writers:
             writer.close()
         await server.close()
-        await asyncio.gather(*(one.wait_closed() for one in writers), return_exceptions=True)
+        await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
         return taken_bytes
 
     # Of both ends, which are in this process.

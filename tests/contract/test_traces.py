@@ -122,8 +122,8 @@ def test_a_job_with_two_masters_is_one_trace(processes: Processes, receiver: Rec
     assert {span.parent_span_id for span in spans.values() if span.name != "job"} == {root}
     assert spans[root].name == "job" and not spans[root].parent_span_id
     given = {
-        one.key: one.value.string_value
-        for one in receiver.requests[0].resource_spans[0].resource.attributes
+        attribute.key: attribute.value.string_value
+        for attribute in receiver.requests[0].resource_spans[0].resource.attributes
     }
     assert (given["service.name"], given["team"]) == ("elasticdl", "a")
     assert given["elasticdl.job"] == "job-1" and receiver.paths == {"/v1/traces"}

@@ -87,7 +87,7 @@ class Processes:
         process.stdin.flush()
         # The pipe stays open, as the master's does.
         code = process.wait(LIMIT_S)
-        return code, [json.loads(one) for one in process.stdout.read().splitlines()]
+        return code, [json.loads(splitline) for splitline in process.stdout.read().splitlines()]
 
 
 @pytest.fixture
@@ -180,31 +180,31 @@ def test_wandb_has_one_offline_run_of_a_job_with_two_masters(processes: Processe
     files = sorted((processes.folder / "wandb").glob("offline-run-*/run-*.wandb"))
     assert len(files) == 2 and len({path.name for path in files}) == 1, "one id"
     records = [one for path in files for one in records_of(path)]
-    runs = [one.run for one in records if one.HasField("run")]
+    runs = [record.run for record in records if record.HasField("run")]
     assert {(run.project, run.display_name) for run in runs} == {("mine", "job-1")}
     config = {
         item.key: json.loads(item.value_json)
-        for one in records
-        if one.HasField("config")
-        for item in one.config.update
+        for record in records
+        if record.HasField("config")
+        for item in record.config.update
     }
     assert config["model_params.lr"] == "0.1"
     rows: list[dict[str, Any]] = [
         {
             item.key or "/".join(item.nested_key): json.loads(item.value_json)
-            for item in one.history.item
+            for item in record.history.item
         }
-        for one in records
-        if one.HasField("history")
+        for record in records
+        if record.HasField("history")
     ]
     # A first process that was too slow to leave has not made its rows safe: they come again.
-    assert {one["version"] for one in rows if one.get("train/loss") == 0.5} == {1, 2, 3}
-    assert {one["version"] for one in rows if one.get("validation/f1@5") == 0.75} == {1, 2, 3}
+    assert {row["version"] for row in rows if row.get("train/loss") == 0.5} == {1, 2, 3}
+    assert {row["version"] for row in rows if row.get("validation/f1@5") == 0.75} == {1, 2, 3}
     summary = {
         item.key or "/".join(item.nested_key): json.loads(item.value_json)
-        for one in records
-        if one.HasField("summary")
-        for item in one.summary.update
+        for record in records
+        if record.HasField("summary")
+        for item in record.summary.update
     }
     assert summary["receipt/trained"] == 300 and summary["outcome"] == "done"
 

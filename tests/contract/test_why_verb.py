@@ -62,7 +62,8 @@ def why(capsys: pytest.CaptureFixture[str], directory: Path, *flags: str) -> str
 def at_shard_0(index: int) -> Callable[[FakeJob], bool]:
     name = str(ProcessName(Role.WORKER, index))
     return lambda job: any(
-        one.name == name and "shard 0" in (one.shard or "") for one in job.core.status().processes
+        process.name == name and "shard 0" in (process.shard or "")
+        for process in job.core.status().processes
     )
 
 
@@ -110,10 +111,12 @@ def test_a_wait_and_a_loss_that_was_made_up_for_have_their_durations(
     )
     found = json.loads(why(capsys, tmp_path, "-o", "json"))
     assert (found["state"], found["missing"], found["dropped"]) == ("done", "", 0)
-    (wait,) = [one for one in found["entries"] if one["what"] == "wait" and QUOTA in one["text"]]
+    (wait,) = [
+        entry for entry in found["entries"] if entry["what"] == "wait" and QUOTA in entry["text"]
+    ]
     assert wait["seconds"] > 0 and not wait["open"]
     assert found["totals"]["waited_s"]["place"] == wait["seconds"]
-    (loss,) = [one for one in found["entries"] if one["cause"] == "preempted"]
+    (loss,) = [entry for entry in found["entries"] if entry["cause"] == "preempted"]
     assert loss["replaced_by"] == "worker-3" and loss["recovered_s"] > 0
     (lost,) = [one for one in found["goodput"]["spent"] if one["cause"] == "preempted"]
     assert (lost["kind"], lost["process"]) == ("lost", loss["process"]) and lost["seconds"] > 0

@@ -361,23 +361,23 @@ class RingWorld:
                 self.copies[snapshot] = (worker, weights)
                 worker.reports.append(e.SnapshotCut(0, snapshot, weights.version, {}))
             worker.weights = present(worker.weights).at(item.number + 1)
-        elif members is None or any(one.silent for one in members):
+        elif members is None or any(member.silent for member in members):
             self.broke(worker)
         elif all(
-            one.inside == worker.inside and present(one.weights).number == item.number
-            for one in members
+            member.inside == worker.inside and present(member.weights).number == item.number
+            for member in members
         ):
             self.tell(members[0], present(members[0].weights))
-            for one in members:
-                one.marks.add(item.number)
+            for member in members:
+                member.marks.add(item.number)
 
     def work(self, worker: Worker) -> None:
         lease = worker.leases.popleft()
         members = self.members(worker.inside) or []
         if lease.task in (Task.EVALUATION, Task.SUMMARY, Task.EXPORT) and members:
             assert lease.snapshot is None
-            if all(one.inside == worker.inside for one in members):
-                assert {present(one.weights).windows for one in members} == {
+            if all(member.inside == worker.inside for member in members):
+                assert {present(member.weights).windows for member in members} == {
                     present(worker.weights).windows
                 }
         match lease.task:
@@ -422,8 +422,10 @@ class RingWorld:
         """The members of the newest generation meet, and all get the weights."""
         members = self.members(self.ring.generation) if self.newest_ring else None
         if members is None or any(
-            one.silent or one.form is not self.newest_ring or one.entered >= self.ring.generation
-            for one in members
+            member.silent
+            or member.form is not self.newest_ring
+            or member.entered >= self.ring.generation
+            for member in members
         ):
             return
         holders = [present(members[rank].weights) for rank in self.ring.holders]
@@ -467,15 +469,17 @@ class RingWorld:
             if name in self.workers
         ]
         inside = [
-            one
-            for one in members
-            if self.newest_ring and one.inside == self.ring.generation and not one.silent
+            member
+            for member in members
+            if self.newest_ring and member.inside == self.ring.generation and not member.silent
         ]
         if not inside:
             return
         if len(inside) < len(self.ring.members):
             # Somebody is gone, stopped or not in any more: whoever steps falls out.
-            if self.generations[-1] == self.ring.generation and any(one.silent for one in members):
+            if self.generations[-1] == self.ring.generation and any(
+                member.silent for member in members
+            ):
                 for one in inside:
                     self.broke(one)
             return

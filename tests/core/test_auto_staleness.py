@@ -30,7 +30,7 @@ def steps(auto: AutoStaleness, count: int, share: float) -> list[Decision]:
 def test_overlap_begins_only_when_pull_and_push_cost_enough() -> None:
     auto = AutoStaleness(1)
     assert auto.limit == 0
-    assert [one.limit for one in steps(auto, 3 * WINDOW, GROW - 0.01)] == [0, 0, 0]
+    assert [step.limit for step in steps(auto, 3 * WINDOW, GROW - 0.01)] == [0, 0, 0]
     (decision,) = steps(auto, WINDOW, GROW + 0.01)
     assert (decision.limit, auto.limit) == (1, 1)
     assert decision.share == pytest.approx(GROW + 0.01)
@@ -81,4 +81,4 @@ def test_pulls_of_steps_that_were_dropped_do_not_pile_up() -> None:
 
 def test_without_a_limit_to_grow_to_it_only_measures() -> None:
     auto = AutoStaleness(0)
-    assert [one.limit for one in steps(auto, 3 * WINDOW, 2.0)] == [0, 0, 0]
+    assert [step.limit for step in steps(auto, 3 * WINDOW, 2.0)] == [0, 0, 0]

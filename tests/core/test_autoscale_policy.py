@@ -122,7 +122,7 @@ class Job:
     @property
     def changes(self) -> list[tuple[float, Decision]]:
         confirmed = (Kind.KEEP, Kind.STAY_FEWER)
-        return [one for one in self.decisions if one[1].kind not in confirmed]
+        return [decision for decision in self.decisions if decision[1].kind not in confirmed]
 
     @property
     def settled(self) -> int:

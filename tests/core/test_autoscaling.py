@@ -105,7 +105,7 @@ class Running:
         """Each worker's time: what servers that are too few keep it from doing is a wait."""
         able, held = 1000.0 * len(self.workers), self._held
         waited = max(0.0, 1.0 - held / able)
-        attached = [one.name for one in self.workers.values() if one.attached]
+        attached = [worker.name for worker in self.workers.values() if worker.attached]
         for name in attached:
             account = self.spent.setdefault(str(name), {"pull.servers": 0.0, "compute.step": 0.0})
             account["pull.servers"] += 10.0 * waited
@@ -178,7 +178,7 @@ class Running:
     def _report(self, worker: Worker) -> None:
         assert worker.lease is not None
         shard = present(worker.lease.shard)
-        at_work = sum(one.lease is not None for one in self.workers.values())
+        at_work = sum(worker.lease is not None for worker in self.workers.values())
         rate = min(1000.0, self._held / at_work)
         worker.offset = min(shard.records, worker.offset + round(2.0 * rate))
         done = worker.offset == shard.records

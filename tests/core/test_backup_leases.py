@@ -179,6 +179,9 @@ def test_a_holder_that_is_ending_hides_no_other_one() -> None:
         present(parts.context.worker(worker(index))).slow_times = 4.0
     work = present(parts.context.work)
     backups = parts.backup_leases
-    assert [str(one.process.name) for one in backups._holders(work, 1)] == ["worker-1", "worker-2"]
+    assert [str(holder.process.name) for holder in backups._holders(work, 1)] == [
+        "worker-1",
+        "worker-2",
+    ]
     present(parts.context.worker(worker(1))).life = Life.STOPPING
-    assert [str(one.process.name) for one in backups._holders(work, 1)] == ["worker-2"]
+    assert [str(holder.process.name) for holder in backups._holders(work, 1)] == ["worker-2"]

@@ -173,7 +173,10 @@ def test_volumes_add_up_in_the_form_that_elasticdl_had_and_as_json(
     ]
     spec = spec_of(
         dry_run(
-            capsys, "--image-name", "i", *[part for one in volumes for part in ("--volume", one)]
+            capsys,
+            "--image-name",
+            "i",
+            *[part for volume in volumes for part in ("--volume", volume)],
         )
     )
     assert [mount.mount_path for mount in spec.kubernetes.volume] == ["/data", "/y", "/n"]

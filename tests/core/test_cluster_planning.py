@@ -203,14 +203,14 @@ def test_a_job_without_a_namespace_leaves_it_to_whoever_creates_it() -> None:
 
 def test_a_pod_of_each_role_can_be_asked_for() -> None:
     pods = pod_objects(whole(), "n")
-    assert [one["metadata"]["name"] for one in pods] == [
+    assert [pod["metadata"]["name"] for pod in pods] == [
         "iris-master-0",
         "iris-worker-0",
         "iris-ps-0",
     ]
     assert all(
-        one["metadata"]["namespace"] == "n" and not one["metadata"].get("ownerReferences")
-        for one in pods
+        pod["metadata"]["namespace"] == "n" and not pod["metadata"].get("ownerReferences")
+        for pod in pods
     )
     assert pods[0]["spec"] == job_object(whole(), "n")["spec"]["template"]["spec"]
 

@@ -189,7 +189,7 @@ def test_training_ends_after_the_export_that_a_worker_makes() -> None:
 def test_an_export_that_nobody_has_does_not_delay_the_end_of_training() -> None:
     job = training(num_epochs=1)
     leases = [job.lease(0), job.lease(1)]
-    while job.state.status().records.left > sum(present(one.shard).records for one in leases):
+    while job.state.status().records.left > sum(present(lease.shard).records for lease in leases):
         job.finish(0, leases[0])
         leases[0] = job.lease(0)
     snapshot = view(job)

@@ -74,7 +74,7 @@ async def test_servers_that_share_the_parameters_answer_and_those_that_stand_by_
     scene = Scene()
     scene.attach(0, 1, 2)
     assert await scene.fence() == (has(4), has(3))
-    assert [one.asked for one in scene.controls] == [["worker-7"]] * 3
+    assert [control.asked for control in scene.controls] == [["worker-7"]] * 3
 
 
 async def test_a_server_that_never_saw_the_worker_or_is_away_has_nothing_of_it() -> None:

@@ -96,7 +96,7 @@ def test_all_of_a_gang_and_its_group_have_one_priority() -> None:
     for spec in (job(), job(num_workers=4)):
         group = job_pod_group(spec, OWNER, KUBERNETES)
         pods = [made(spec, Role.PS, 1), *(made(spec, Role.WORKER, place) for place in (1, 4, 5))]
-        assert {one["spec"]["priorityClassName"] for one in pods} == {GUARANTEED}
+        assert {pod["spec"]["priorityClassName"] for pod in pods} == {GUARANTEED}
         assert group["spec"]["priorityClassName"] == GUARANTEED
     extra = made(job(), Role.WORKER, 5, in_gang=False)
     assert extra["spec"]["priorityClassName"] == RUNG
@@ -192,7 +192,7 @@ def test_those_of_a_gang_are_the_last_to_go_when_a_job_is_scaled_down() -> None:
     run(job, 0, 1, 2, 3)
     assert gang_of(job, job.die(job.worker(0))) == {"worker-4": True}
     commands = job.put(e.ScaleRequested(0, 2, 2))
-    stopped = [str(one.name) for one in commands if isinstance(one, c.StopProcess)]
+    stopped = [str(command.name) for command in commands if isinstance(command, c.StopProcess)]
     assert sorted(stopped) == ["worker-2", "worker-3"]
 
 

@@ -173,18 +173,18 @@ def test_members_together_read_each_record_of_each_window_once(size: int, offset
         order = np.random.Generator(np.random.PCG64(1)).permutation(SHARD)
         for parts in zip(*of_all, strict=True):
             begin, end = parts[0].begin, parts[0].end
-            assert {(one.begin, one.end, one.bad) for one in parts} == {
+            assert {(part.begin, part.end, part.bad) for part in parts} == {
                 (begin, end, int(19 in order[begin:end]))
             }
             read = [
                 row
-                for one in parts
-                for batch in one.batches
+                for part in parts
+                for batch in part.batches
                 if batch is not None
                 for row in batch[0].tolist()
             ]
             assert read == [row for row in order[begin:end].tolist() if row != 19]
-            assert sum(one.mine for one in parts) == end - begin
+            assert sum(part.mine for part in parts) == end - begin
         assert sum(parts[0].records for parts in zip(*of_all, strict=True)) == SHARD - offset
     finally:
         shutdown.fail(RuntimeError("the test is over"))

@@ -331,11 +331,11 @@ def test_a_line_of_nonsense_keeps_nobody_from_the_record(tmp_path: Path, line: s
     path = tmp_path / "events.jsonl"
     whole = '{"at": %d, "at_s": %d, "kind": "job", "text": "whole"}'
     path.write_text("\n".join((whole % (1, 1), line, whole % (2, 2))) + "\n")
-    assert [one.at for one in read_events(path)[0] if one.text == "whole"] == [1.0, 2.0]
+    assert [event.at for event in read_events(path)[0] if event.text == "whole"] == [1.0, 2.0]
     chronicle = EventLog(path, 3.0)
     chronicle.append({"at": 3.0, "at_s": 3.0}, {"kind": "job", "text": "whole"})
     chronicle.close()
-    assert [one.at for one in read_events(path)[0] if one.text == "whole"] == [1.0, 2.0, 3.0]
+    assert [event.at for event in read_events(path)[0] if event.text == "whole"] == [1.0, 2.0, 3.0]
 
 
 def test_half_a_character_in_what_is_announced_is_whole_in_the_record_and_in_all_that_is_made_of_it(
@@ -356,7 +356,7 @@ def test_half_a_character_in_what_is_announced_is_whole_in_the_record_and_in_all
     )
     chronicle.close()
     for record in (record_of(chronicle, unknown_status("")), record_in(tmp_path)):
-        for value in ([one.as_dict() for one in record.events], record.timeline, record.story):
+        for value in ([event.as_dict() for event in record.events], record.timeline, record.story):
             json.dumps(value, ensure_ascii=False).encode()
     with (tmp_path / "events.jsonl").open("a") as file:
         file.write(
@@ -394,7 +394,9 @@ def test_the_time_of_a_job_continues_while_it_is_stopped(tmp_path: Path) -> None
     assert found["totals"]["stopped_s"] == 3_600.0 and found["totals"]["waited_s"] == {}, (
         "nobody waited for it"
     )
-    assert [one["text"] for one in found["entries"]][-1] == "taken on again, 60 min after it ended"
+    assert [entry["text"] for entry in found["entries"]][
+        -1
+    ] == "taken on again, 60 min after it ended"
     assert [mark["at_s"] for mark in again.timeline.as_dict()["marks"]] == [0.0, 60.0, 3_660.0]
 
 
@@ -410,7 +412,7 @@ def test_a_master_that_continues_reads_old_events_in_portions(tmp_path: Path) ->
     first.close()
     whole, portions = EventLog(path, 9_000.0), EventLog(path, 9_000.0)
     assert (portions.next_seq, portions.last_s) == (2_500, 2_499.0)
-    assert [one.seq for one in portions] == list(range(1_500, 2_500))
+    assert [portion.seq for portion in portions] == list(range(1_500, 2_500))
     assert portions.catch_up(700)
     for log in (whole, portions):
         append(log, 10_000.0)

@@ -334,7 +334,7 @@ def test_a_worker_is_ready_when_it_can_work_and_a_slow_start_names_its_parts(
     job.put(e.ProcessAttached(0, job.worker(0), "c", "b", starting=True))
 
     def shown() -> tuple[str, str, int]:
-        (row,) = [one for one in job.state.status().processes if one.role == "worker"]
+        (row,) = [process for process in job.state.status().processes if process.role == "worker"]
         return row.state, row.message, job.state.status().scale.observed
 
     assert (
@@ -433,7 +433,7 @@ def test_the_file_tells_the_same_story_as_the_memory_of_the_master(
     found = record_in(job.directory, now_s=10.0)
     assert found.story == job.chronicle.story.as_dict(10.0)
     assert found.timeline == job.chronicle.timeline.as_dict(10.0)
-    assert [one.seq for one in found.events] == list(range(len(found.events)))
+    assert [event.seq for event in found.events] == list(range(len(found.events)))
     assert tuple(found.events) == tuple(job.chronicle)
 
 
@@ -458,9 +458,9 @@ def test_a_master_in_the_place_of_another_ends_the_bars_that_nobody_saw_end(tmp_
         ),
         ordered_worker(2, 40.0),
     ]
-    for one in lines:
-        timeline.add(one)
-        story.add(one)
+    for line in lines:
+        timeline.add(line)
+        story.add(line)
     assert [(bar["ended_s"], bar["ordered_s"]) for bar in timeline.as_dict(50.0)["bars"]] == [
         (40.0, 0.0),
         (None, 40.0),
@@ -582,7 +582,7 @@ def test_whatever_a_file_holds_there_is_a_timeline_and_a_story_of_it(
     bars, found = timeline.as_dict(1e6), story.as_dict(1e6)
     json.dumps([bars, found], allow_nan=False)
     assert (
-        sum(1 for one in events if one.kind == "process" and one.step == EventStep.ORDERED)
+        sum(1 for event in events if event.kind == "process" and event.step == EventStep.ORDERED)
         == len(bars["bars"]) + bars["bars_dropped"]
     )
     going = [bar["process"] for bar in bars["bars"] if bar["ended_s"] is None]

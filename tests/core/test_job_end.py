@@ -315,7 +315,7 @@ def test_a_checkpoint_is_taken_each_time_the_version_crosses_the_steps() -> None
     commands = saved(job, save)
     assert c.DropSnapshot(save.snapshot, saved=True) in commands
     assert job.of(c.TakeSnapshot, commands)
-    assert [one.version for one in job.state.status().checkpoints] == [13]
+    assert [checkpoint.version for checkpoint in job.state.status().checkpoints] == [13]
 
 
 def test_a_heartbeat_that_is_late_makes_no_version_be_crossed_twice() -> None:
@@ -350,7 +350,7 @@ def test_a_failed_checkpoint_is_told_tried_again_and_training_continues() -> Non
     assert job.of(c.TakeSnapshot, job.tick(4)) == []
     assert job.of(c.TakeSnapshot, job.tick(2))
     saved(job, cut(job, 11))
-    assert [one.version for one in job.state.status().checkpoints] == [11]
+    assert [checkpoint.version for checkpoint in job.state.status().checkpoints] == [11]
 
 
 def test_a_person_gets_a_checkpoint_when_there_is_something_to_keep() -> None:
@@ -426,7 +426,7 @@ def test_only_the_newest_checkpoints_are_listed() -> None:
     for version in (1, 2, 3):
         job.put(e.CheckpointRequested(0))
         saved(job, cut(job, version))
-    assert [one.version for one in job.state.status().checkpoints] == [2, 3]
+    assert [checkpoint.version for checkpoint in job.state.status().checkpoints] == [2, 3]
 
 
 def test_a_last_checkpoint_that_cannot_be_written_does_not_hold_the_end_up_for_ever() -> None:
@@ -722,7 +722,7 @@ def test_a_resumed_job_lists_the_checkpoint_that_it_began_with() -> None:
     for version in (5, 10):
         again.put(e.VersionAdvanced(0, version))
         saved(again, cut(again, version))
-    assert [one.version for one in again.state.status().checkpoints] == [5, 10]
+    assert [checkpoint.version for checkpoint in again.state.status().checkpoints] == [5, 10]
 
 
 def test_a_job_lists_no_checkpoint_of_another_job() -> None:

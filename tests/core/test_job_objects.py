@@ -165,7 +165,9 @@ def secrets_of(body: dict[str, Any]) -> list[tuple[str, str]]:
         for entry in container["env"]
         if (reference := entry.get("valueFrom", {}).get("secretKeyRef"))
     ]
-    mounted = [(one["secret"]["secretName"], "") for one in body["volumes"] if "secret" in one]
+    mounted = [
+        (volume["secret"]["secretName"], "") for volume in body["volumes"] if "secret" in volume
+    ]
     assert "envFrom" not in container
     return seen + mounted
 
@@ -300,7 +302,7 @@ def test_a_servers_memory_outlives_its_containers_within_its_limit() -> None:
         assert {"name": "memory", "emptyDir": {"medium": "Memory", **size}} in body["volumes"]
         assert body["restartPolicy"] == "OnFailure"
     assert worker()["spec"]["restartPolicy"] == "Never"
-    assert not [one for one in worker()["spec"]["volumes"] if one["name"] == "memory"]
+    assert not [volume for volume in worker()["spec"]["volumes"] if volume["name"] == "memory"]
 
 
 def test_an_affinity_of_the_users_own_replaces_ours() -> None:
@@ -328,7 +330,9 @@ def test_a_master_is_replaced_although_its_pod_may_never_be_seen_to_end() -> Non
 
 def test_a_master_leaves_a_lost_node_before_its_processes() -> None:
     def seconds(made: Any) -> set[int]:
-        found = [one for one in made["tolerations"] if "tolerationSeconds" in one]
+        found = [
+            toleration for toleration in made["tolerations"] if "tolerationSeconds" in toleration
+        ]
         return {one["tolerationSeconds"] for one in found}
 
     (master,) = seconds(the_job()["spec"]["template"]["spec"])

@@ -230,7 +230,7 @@ def test_masters_one_after_another_continue_one_run(tmp_path: Path) -> None:
         life.script = script
     life.live(45)
     equal(life.next(), life.state)
-    assert {one.run for one in files.segments(tmp_path)} == {1}
+    assert {segment.run for segment in files.segments(tmp_path)} == {1}
     for image in files.images(tmp_path):
         image.path.unlink()
     equal(life.next(), life.state)
@@ -290,7 +290,7 @@ def test_without_a_usable_image_all_events_are_replayed(life: Life, damage: str)
 def test_an_image_stands_for_segments_that_are_gone(life: Life) -> None:
     life.live(250)
     needed = files.images(life.directory)[0].segment
-    gone = [one for one in files.segments(life.directory) if one.number < needed]
+    gone = [segment for segment in files.segments(life.directory) if segment.number < needed]
     assert gone
     for one in gone:
         one.path.unlink()
@@ -328,8 +328,8 @@ def test_an_image_of_all_that_was_written_is_used(life: Life) -> None:
             break
     else:
         raise AssertionError("no image was written")
-    before = [one.path for one in files.images(life.directory)[:-1]]
-    for path in [*before, *(one.path for one in files.segments(life.directory)[:-1])]:
+    before = [image.path for image in files.images(life.directory)[:-1]]
+    for path in [*before, *(segment.path for segment in files.segments(life.directory)[:-1])]:
         path.unlink()
     equal(life.next(), life.state)
 
@@ -385,7 +385,9 @@ def test_lines_for_people_that_were_not_written_are_given_back(life: Life) -> No
         at_once(life.journal.flush())
         life.script.heard(commands)
         if event.at_s > since_s:
-            told += [one for one in commands if isinstance(one, c.Announce | c.RecordMetrics)]
+            told += [
+                command for command in commands if isinstance(command, c.Announce | c.RecordMetrics)
+            ]
     recovered = life.next()
     assert recovered is not None and recovered.records_after(since_s) == told
     assert not recovered.records_after(life.state.now_s)
@@ -457,7 +459,7 @@ def test_a_segment_that_a_replaced_master_had_begun_just_before_does_not_count(
     old.journal._rotate()
     old.live(10)
     new = Life(tmp_path, 2, header=Header(HEADER.run, 4), before=before)
-    assert [one.number for one in files.segments(tmp_path)] == [1, 2, 3]
+    assert [segment.number for segment in files.segments(tmp_path)] == [1, 2, 3]
     recovered = old.next()
     assert recovered is not None and canonical(recovered.core) == kept
     new.live(30)

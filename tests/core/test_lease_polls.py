@@ -44,7 +44,7 @@ def bench() -> Bench:
 
 async def test_thousands_that_wait_are_asked_for_in_turns(bench: Bench) -> None:
     workers = [ProcessName(Role.WORKER, index) for index in range(40)]
-    polls = [asyncio.create_task(bench.polls.poll(one, 1, 5.0)) for one in workers]
+    polls = [asyncio.create_task(bench.polls.poll(worker, 1, 5.0)) for worker in workers]
     await asyncio.sleep(0)
     for one in workers:
         bench.polls.answer(one, Wait("nothing to do"))
@@ -65,10 +65,10 @@ async def test_thousands_that_wait_are_asked_for_in_turns(bench: Bench) -> None:
 async def waiting(bench: Bench, number: int) -> tuple[list[ProcessName], list[asyncio.Task[Any]]]:
     """So many workers that wait, and their calls. The core had no work for any of them."""
     workers = [ProcessName(Role.WORKER, index) for index in range(number)]
-    polls = [asyncio.create_task(bench.polls.poll(one, 1, 5.0)) for one in workers]
+    polls = [asyncio.create_task(bench.polls.poll(worker, 1, 5.0)) for worker in workers]
     await asyncio.sleep(0)
-    for one in workers:
-        bench.polls.answer(one, Wait("nothing to do"))
+    for worker in workers:
+        bench.polls.answer(worker, Wait("nothing to do"))
     bench.asked.clear()
     return workers, polls
 

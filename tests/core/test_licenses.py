@@ -60,7 +60,11 @@ def test_the_sbom_has_each_work_of_the_notices_and_what_the_package_needs() -> N
         "dependencies": [{"ref": "root"}, {"ref": "requirements-L1"}],
     }
     made = complete(listed, "3.0.19")
-    inside = {one["name"]: one.get("version", "") for one in made["components"] if "type" in one}
+    inside = {
+        component["name"]: component.get("version", "")
+        for component in made["components"]
+        if "type" in component
+    }
     named = re.findall(r"^\| \[(\w+)\]", notice("licenses/README.md"), re.MULTILINE)
     assert sorted(inside) == sorted(named)
     assert inside["OpenSSL"] == "3.0.19"

@@ -48,7 +48,10 @@ def test_every_package_has_one_version_and_a_hash() -> None:
 
 def test_the_images_lock_has_what_the_project_and_its_horovod_need() -> None:
     def named(requirements: list[str]) -> set[str]:
-        return {re.split(r"[<>=\[]", one)[0].lower().replace("_", "-") for one in requirements}
+        return {
+            re.split(r"[<>=\[]", requirement)[0].lower().replace("_", "-")
+            for requirement in requirements
+        }
 
     needed = named(project()["project"]["dependencies"])
     ring = named(project()["dependency-groups"]["ring"])
@@ -82,7 +85,7 @@ def test_an_image_installs_nothing_from_pypi_without_a_hash(name: str) -> None:
     text = (ROOT / "docker" / name).read_text().replace("\\\n", " ")
     installs = re.findall(r"pip install [^&|\n]*", text)
     assert installs
-    assert all("--require-hashes" in one or "--no-deps" in one for one in installs)
+    assert all("--require-hashes" in install or "--no-deps" in install for install in installs)
 
 
 def test_the_image_is_built_of_all_cpp() -> None:

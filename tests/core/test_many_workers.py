@@ -48,7 +48,7 @@ def test_a_status_lists_those_with_trouble_first_and_counts_all() -> None:
     lost = ProcessName(Role.WORKER, MOST_LISTED + 400)
     job.state.handle(events.ProcessSilent(job.at_s + 1.0, lost, 10.0))
     status = job.state.status()
-    names = [one.name for one in status.processes]
+    names = [process.name for process in status.processes]
     assert len(names) == MOST_LISTED
     assert {"ps-0", str(lost)} <= set(names)
     assert names.index("worker-1") < names.index("worker-2"), "in the order of their starts"
@@ -83,7 +83,7 @@ def test_what_is_not_counted_one_by_one_is_right_at_every_event(seed: int) -> No
     for _ in range(300):
         script.heard(state.handle(script.next()))
         workers = processes.live_workers()
-        up = [one.name for one in workers if one.up]
+        up = [worker.name for worker in workers if worker.up]
         assert leasing.idle_workers() == [name for name in up if not leasing.leases_of(name)]
         assert processes.up_workers() == len(up)
         assert processes.all_up == all(one.up for one in processes.going.values())

@@ -48,7 +48,7 @@ def test_a_checkpoint_that_is_under_way_at_the_end_of_the_work_is_not_taken_for_
     assert job.state.status().phase == "checkpointing" and len(job.of(c.TakeSnapshot)) == 2
     saved(job, cut(job, 14))
     assert job.state.status().phase == "ending"
-    assert [one.version for one in job.state.status().checkpoints] == [10, 14]
+    assert [checkpoint.version for checkpoint in job.state.status().checkpoints] == [10, 14]
 
 
 def test_a_cut_that_came_later_than_its_step_is_what_the_next_one_is_counted_from() -> None:
@@ -77,7 +77,7 @@ def test_as_many_checkpoints_are_listed_as_are_kept_and_all_where_none_is_remove
     for version in (10, 20, 30):
         job.put(e.VersionAdvanced(0, version))
         saved(job, cut(job, version))
-    assert [one.version for one in job.state.status().checkpoints] == listed
+    assert [checkpoint.version for checkpoint in job.state.status().checkpoints] == listed
 
 
 def test_the_view_of_a_save_that_failed_is_let_go() -> None:
@@ -107,7 +107,7 @@ def test_a_save_that_takes_too_long_is_given_up_and_still_counts_when_it_comes()
     job.tick(1900.0)
     assert job.said("writing it took more than 1800 s")
     saved(job, save)
-    assert [one.version for one in job.state.status().checkpoints] == [10]
+    assert [checkpoint.version for checkpoint in job.state.status().checkpoints] == [10]
 
 
 @pytest.mark.parametrize("overtaken", [False, True])

@@ -80,7 +80,7 @@ def test_a_checkpoint_without_a_copy_is_saved_and_its_copy_is_missed() -> None:
     saved, missed = told(job)
     assert saved.startswith("checkpoint of version 4 saved")
     assert missed == "cannot copy version-4 to s3://b: no; the next checkpoint tries again"
-    assert [one.path for one in job.state.status().checkpoints] == ["version-4"]
+    assert [checkpoint.path for checkpoint in job.state.status().checkpoints] == ["version-4"]
 
 
 def test_checkpoints_that_are_not_copied_warn_once_until_one_is() -> None:

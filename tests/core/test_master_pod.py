@@ -271,7 +271,7 @@ async def test_a_checkpoint_that_was_cut_before_is_not_the_last_one_of_a_master(
     commands = stage.core.handle(e.SnapshotSaved(6.0, order.snapshot, 3, "/c/version-3", 10))
     await asyncio.sleep(0.15)
     assert not leaving.done()
-    (again,) = [one.snapshot for one in commands if isinstance(one, TakeSnapshot)]
+    (again,) = [command.snapshot for command in commands if isinstance(command, TakeSnapshot)]
     stage.core.handle(e.SnapshotCut(7.0, again, version, {}))
     path = f"/c/version-{version}"
     stage.core.handle(e.SnapshotSaved(8.0, again, version, path, 10))

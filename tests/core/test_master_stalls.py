@@ -265,7 +265,7 @@ def test_a_worker_that_never_comes_out_of_its_code_is_replaced() -> None:
     (stop,) = job.of(c.StopProcess, commands)
     assert (stop.name, stop.grace_s) == (job.worker(0), 0.0)
     assert "hung: in feed for 601 s; the limit is 600 s" in stop.reason
-    gone = next(one for one in job.state.status().processes if one.name == "worker-0")
+    gone = next(process for process in job.state.status().processes if process.name == "worker-0")
     assert (gone.state, gone.cause) == ("lost", "hung")
 
 
@@ -375,7 +375,7 @@ def test_a_job_that_ends_as_stalled_keeps_what_was_learnt() -> None:
     job.die(job.ps(0))
     wait(job, 1)
     assert job.end.exit_code == ExitCode.STALLED
-    assert [one.version for one in job.state.status().checkpoints] == [2]
+    assert [checkpoint.version for checkpoint in job.state.status().checkpoints] == [2]
 
 
 def test_with_zero_seconds_it_only_says_what_it_waits_for() -> None:

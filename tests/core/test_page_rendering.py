@@ -99,7 +99,7 @@ def test_the_document_has_no_script_and_no_style_of_its_own() -> None:
         ]
         scripts = [one for one in found.of("script") if one.get("type") != "application/json"]
         assert scripts
-        assert all(str(one.get("src")).startswith("/static/") for one in scripts)
+        assert all(str(script.get("src")).startswith("/static/") for script in scripts)
 
 
 def test_what_would_hold_script_or_style_is_refused_where_it_is_made() -> None:

@@ -36,7 +36,7 @@ from elasticdl.job_choices import Action
 from elasticdl.job_status import ClusterShare
 
 pytestmark = pytest.mark.core
-VALUES = {one.name: one.value for one in ladder_classes()}
+VALUES = {priority_class.name: priority_class.value for priority_class in ladder_classes()}
 RBAC = Path(__file__).parents[2] / "docker/rbac.yaml"
 
 
@@ -57,9 +57,13 @@ def test_training_gives_way_to_whatever_has_no_class_and_buys_no_nodes() -> None
         "the cluster autoscaler's default cutoff for pods that are not worth a node"
     )
     classes = [one for one in cluster_objects() if one["kind"] == "PriorityClass"]
-    assert {one["metadata"]["name"]: one["value"] for one in classes} == VALUES
-    assert not any(one.get("globalDefault") for one in classes)
-    assert {one["preemptionPolicy"] for one in classes} == {"PreemptLowerPriority"}
+    assert {
+        priority_class["metadata"]["name"]: priority_class["value"] for priority_class in classes
+    } == VALUES
+    assert not any(priority_class.get("globalDefault") for priority_class in classes)
+    assert {priority_class["preemptionPolicy"] for priority_class in classes} == {
+        "PreemptLowerPriority"
+    }
 
 
 def test_rungs_are_exact_up_to_32_workers_and_then_a_sixteenth_longer_each() -> None:

@@ -20,7 +20,7 @@ C = TypeVar("C", bound=c.Command)
 
 
 def of(kind: type[C], commands: list[c.Command]) -> list[C]:
-    return [one for one in commands if isinstance(one, kind)]
+    return [command for command in commands if isinstance(command, kind)]
 
 
 def said(commands: list[c.Command], kind: str = "scale") -> str:
@@ -393,7 +393,7 @@ def test_a_server_whose_parameters_moved_says_so_when_it_has_ended() -> None:
     job = training()
     moved(job)
     commands = job.die(ps(0), ExitStatus(exit_code=0))
-    (retired,) = [one for one in job.state.status().processes if one.name == "ps-0"]
+    (retired,) = [process for process in job.state.status().processes if process.name == "ps-0"]
     assert (retired.cause, retired.message) == ("finished", "its parameters moved")
     assert "ps-0 ended: its parameters moved" in said(commands, "process")
 

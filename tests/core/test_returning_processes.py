@@ -25,7 +25,7 @@ async def test_reports_wait_until_all_processes_of_a_large_job_are_back() -> Non
         expected.came(worker)
         expected.came(worker)
         await asyncio.sleep(0)
-    assert not any(one.done() for one in reports)
+    assert not any(report.done() for report in reports)
     reports[0].cancel()
     await asyncio.sleep(0)
     expected.came(WORKERS[-1])

@@ -232,11 +232,11 @@ def test_whatever_is_known_members_live_generations_grow_and_order_is_kept(
     assert list(decision.members[: len(old)]) == old
     new = decision.members[len(old) :]
     assert all(known[one].free_since_s is not None and not known[one].leaving for one in new)
-    assert not new or sum(not known[one].leaving for one in decision.members) <= wanted.high
+    assert not new or sum(not known[member].leaving for member in decision.members) <= wanted.high
     holders = [
         worker
         for worker in workers
         if worker.holds_state and present and worker.name in present.members
     ]
     if holders:
-        assert any(known[one].holds_state for one in decision.members)
+        assert any(known[member].holds_state for member in decision.members)

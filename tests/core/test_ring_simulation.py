@@ -234,7 +234,7 @@ def entered_untold() -> tuple[RingWorld, Worker, Worker]:
     for name in world.ring.members[:2]:
         world.kill(world.workers[name], tell=False)
     while set(world.ring.members) != set(world.workers) or any(
-        one.inside != world.ring.generation for one in world.workers.values()
+        worker.inside != world.ring.generation for worker in world.workers.values()
     ):
         world.turn()
     holder, leaver, other = (world.workers[name] for name in world.ring.members)
@@ -272,7 +272,7 @@ def test_one_that_may_have_half_of_newer_weights_is_not_among_those_who_have_the
 
 def test_weights_that_were_given_up_as_lost_do_not_come_back() -> None:
     world = started(num_workers=2)
-    while world.newest_ring is None or not all(one.form for one in world.workers.values()):
+    while world.newest_ring is None or not all(worker.form for worker in world.workers.values()):
         world.deliver()
         for worker in list(world.workers.values()):
             world.act(worker)

@@ -53,7 +53,9 @@ class Steps(Bench):
     def newest(self, index: int) -> ProcessName:
         """The newest process of a server, whatever its state."""
         return max(
-            one.name for one in self.state._context.processes.servers if one.name.index == index
+            server.name
+            for server in self.state._context.processes.servers
+            if server.name.index == index
         )
 
     def stopped(self) -> list[ProcessName]:
@@ -328,7 +330,7 @@ def test_a_checkpoint_that_is_completed_meanwhile_changes_nothing(keep: int) -> 
     job.comes_back(ps(1, 1), restored=2)
     assert job.state.roll_back is None
     assert job.updates == UpdateCounts(2, 0, 4, at_least=False)
-    assert [one.path for one in job.state.status().checkpoints] == ["version-2"]
+    assert [checkpoint.path for checkpoint in job.state.status().checkpoints] == ["version-2"]
     job.servers = ps(0, 1), ps(1, 2)
     job.steps(job.lease(), 0, 16)
     job.checkpoint(4)
@@ -338,7 +340,7 @@ def test_a_checkpoint_that_is_completed_meanwhile_changes_nothing(keep: int) -> 
     job.comes_back(ps(1, 3), restored=4)
     job.checkpoint(6)
     listed = ("version-2", "version-4", "version-6")[-keep:]
-    assert tuple(one.path for one in job.state.status().checkpoints) == listed
+    assert tuple(checkpoint.path for checkpoint in job.state.status().checkpoints) == listed
     assert job.of(c.PruneCheckpoints)[-1] == c.PruneCheckpoints(6, listed)
 
 

@@ -204,7 +204,7 @@ class World:
 
     @property
     def done(self) -> bool:
-        held = any(one.leases or one.unsettled for one in self.workers.values())
+        held = any(worker.leases or worker.unsettled for worker in self.workers.values())
         return self.available is None and not held and not self.settling
 
     @property
@@ -216,9 +216,9 @@ class World:
 
     def outlook(self) -> Outlook:
         leases = [
-            TrainingLease(one.name, ShardId(shard.id), shard.attempt, shard.epoch)
-            for one in self.workers.values()
-            for shard in self.held(one)
+            TrainingLease(worker.name, ShardId(shard.id), shard.attempt, shard.epoch)
+            for worker in self.workers.values()
+            for shard in self.held(worker)
         ]
         return Outlook(leases, frozenset(self.workers), self.returning, self.available)
 

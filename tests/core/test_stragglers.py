@@ -31,7 +31,7 @@ def told(job: Bench, kind: str = "straggler") -> list[c.Announce]:
 
 
 def cause_of(job: Bench, index: int) -> str | None:
-    found = {one.name: one.cause for one in job.state.status().processes}
+    found = {process.name: process.cause for process in job.state.status().processes}
     return found[str(worker(index))]
 
 
@@ -294,7 +294,7 @@ def test_steps_that_waited_for_one_worker_twice_name_it() -> None:
         waits.came(worker(0), opened_s + 0.1)
         waits.came(worker(1), opened_s + 0.9)
         reports.append(waits.completed([worker(0), worker(1)], opened_s, opened_s + 0.9))
-    found = [one for one in reports if one is not None]
+    found = [report for report in reports if report is not None]
     assert found and {one.worker for one in found} == {worker(1)}
     assert found[0].waited_s / found[0].of_s == pytest.approx(0.8 / 0.9)
 

@@ -40,11 +40,11 @@ def row(version: int, at_s: float, kind: str = "training", **values: Any) -> dic
 
 def write(path: Path, *rows: dict[str, Any]) -> None:
     with path.open("a") as file:
-        file.writelines(json.dumps(one) + "\n" for one in rows)
+        file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
 def steps(rows: Sequence[MetricRow]) -> list[int]:
-    return [one.step for one in rows]
+    return [row.step for row in rows]
 
 
 def test_rows_come_once_and_a_half_written_one_later(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_over_any_kills_each_record_is_in_the_model_once(
         rig.run()
         offset = shared.updates[-1].applied.offset if shared.updates else lease.offset
         shared.updates = earlier + [
-            replace(one, sequence=begun + one.sequence) for one in shared.updates
+            replace(update, sequence=begun + update.sequence) for update in shared.updates
         ]
         lease = replace(lease, attempt=lease.attempt + 1, offset=offset)
     assert lease.offset == records

@@ -145,7 +145,7 @@ def test_evaluation_reads_its_snapshot_and_gets_dense_weights_once() -> None:
         False,
         False,
     ]
-    (told,) = [one for report in rig.master.reports for one in report.summaries]
+    (told,) = [summary for report in rig.master.reports for summary in report.summaries]
     assert (told.round, told.values) == (3, {"sum": 4.5})
 
 

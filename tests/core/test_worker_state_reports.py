@@ -137,7 +137,7 @@ def test_an_order_of_the_master_brings_the_state_with_the_next_report() -> None:
     reporter = Reporter(outbox, Gauges(ManualClock()), Master(), 3600.0, Shutdown(), states)
     reporter.start()
     assert reporter.flush(LIMIT_S)
-    assert [one.state is not None for one in reports] == [True] + [False] * (len(reports) - 1)
+    assert [report.state is not None for report in reports] == [True] + [False] * (len(reports) - 1)
 
 
 def test_a_member_of_a_ring_reports_its_position_with_each_word() -> None:

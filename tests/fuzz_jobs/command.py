@@ -39,7 +39,7 @@ class Prepared:
         more = [] if "job_dir" not in self.draft.in_file else ["--job-dir", str(folder / "job")]
         if "output" in self.draft.in_file:
             more += ["--output", str(folder / "export")]
-        arguments = [*(moved.get(one, one) for one in self.arguments), *more]
+        arguments = [*(moved.get(argument, argument) for argument in self.arguments), *more]
         return replace(self, folder=folder, arguments=arguments)
 
     @property

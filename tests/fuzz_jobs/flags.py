@@ -176,7 +176,7 @@ def draw(seed: int, strategy: Strategy) -> Draft:
 def draw_sync(seed: int) -> Draft:
     """A job of synchronous steps. The same for the same number."""
     drafts = (draw(seed * 1000 + more, Strategy.PS) for more in itertools.count())
-    draft = next(one for one in drafts if one.in_steps)
+    draft = next(draft for draft in drafts if draft.in_steps)
     draft.seed = seed
     return draft
 

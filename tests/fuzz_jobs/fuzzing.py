@@ -77,9 +77,9 @@ class Summary:
             if took_s:
                 kills = sum(
                     run.kills
-                    for one in self.verdicts
-                    if one.prepared.draft.strategy is strategy
-                    for run in one.runs
+                    for verdict in self.verdicts
+                    if verdict.prepared.draft.strategy is strategy
+                    for run in verdict.runs
                 )
                 parts.append(
                     f"{strategy} {len(took_s)} jobs, {sum(took_s) / len(took_s):.1f} s each,"

@@ -236,7 +236,8 @@ def _told(status: Mapping[str, Any] | None) -> str:
     if status is None:
         return ""
     processes = [
-        (one["name"], one["state"], one["records"], one["evaluated"]) for one in status["processes"]
+        (process["name"], process["state"], process["records"], process["evaluated"])
+        for process in status["processes"]
     ]
     return repr(
         (
@@ -314,9 +315,9 @@ def processes(job: Path) -> Iterator[tuple[str, int]]:
             entries = environ.read_bytes().split(b"\0")
             if wanted in entries:
                 names = [
-                    one.partition(b"=")[2].decode()
-                    for one in entries
-                    if one.startswith(b"ELASTICDL_PROCESS=")
+                    entry.partition(b"=")[2].decode()
+                    for entry in entries
+                    if entry.startswith(b"ELASTICDL_PROCESS=")
                 ]
                 yield (names or ["master"])[0], int(environ.parent.name)
 
@@ -355,9 +356,9 @@ class Kill(Act):
 
     def _act(self, status: Mapping[str, Any], process: subprocess.Popen[bytes]) -> bool:
         found = [
-            one["where"]
-            for one in status["processes"]
-            if one["role"] == "worker" and str(one["where"]).startswith("pid ")
+            process["where"]
+            for process in status["processes"]
+            if process["role"] == "worker" and str(process["where"]).startswith("pid ")
         ]
         if found:
             os.kill(int(self._choose.choice(found).removeprefix("pid ")), signal.SIGKILL)
@@ -382,7 +383,10 @@ def problems(prepared: Prepared, run: Run, before: Counts | None) -> list[str]:
     """What its files say that cannot be true. `before`: what its first weights had."""
     receipt = json.loads((prepared.job / "receipt.json").read_text())
     status = json.loads((prepared.job / "status.json").read_text())["status"]
-    events = [json.loads(one) for one in (prepared.job / "events.jsonl").read_text().splitlines()]
+    events = [
+        json.loads(splitline)
+        for splitline in (prepared.job / "events.jsonl").read_text().splitlines()
+    ]
     undone = _undone(events)
     # What all servers' return to a checkpoint undid is in no weights.
     twice = receipt["total"]["repeated"] - sum(undone)
@@ -398,7 +402,7 @@ def problems(prepared: Prepared, run: Run, before: Counts | None) -> list[str]:
 
 def _undone(events: Sequence[Mapping[str, Any]]) -> list[int]:
     """Of each return of all servers to a checkpoint, the records that are trained again."""
-    returns = [one["details"] for one in events if "all servers go back to" in one["text"]]
+    returns = [event["details"] for event in events if "all servers go back to" in event["text"]]
     return [int(details["repeated"]) for details in returns]
 
 
@@ -507,9 +511,9 @@ def _of_replacements(
     if run.struck is None:
         return
     replaced = [
-        one["details"]["replaces"]
-        for one in events
-        if one["details"].get("step") == "ordered" and one["details"].get("replaces")
+        event["details"]["replaces"]
+        for event in events
+        if event["details"].get("step") == "ordered" and event["details"].get("replaces")
     ]
     most = run.struck
     if returns:

@@ -120,11 +120,11 @@ def drafted(seed: int, strategy: Strategy, *, sync: bool = False) -> Draft:
     """
     drafts = (draw(seed * 1000 + more, strategy) for more in itertools.count())
     draft = next(
-        one
-        for one in drafts
-        if one.steps >= _LEAST_STEPS
-        and not one.most_steps
-        and (not sync or (one.in_steps and one.flags.get("checkpoint_seconds") != 0))
+        draft
+        for draft in drafts
+        if draft.steps >= _LEAST_STEPS
+        and not draft.most_steps
+        and (not sync or (draft.in_steps and draft.flags.get("checkpoint_seconds") != 0))
     )
     draft.seed, draft.in_file = seed, ()
     prepare_for_chaos(draft)
@@ -290,7 +290,9 @@ class Striker:
 
 def _runs(pod: Mapping[str, Any]) -> bool:
     states = [one["state"] for one in pod["status"].get("containerStatuses", ())]
-    return "deletionTimestamp" not in pod["metadata"] and any("running" in one for one in states)
+    return "deletionTimestamp" not in pod["metadata"] and any(
+        "running" in state for state in states
+    )
 
 
 def _words(blow: Blow) -> str:
@@ -315,7 +317,7 @@ def run_job(place: TargetCluster, draft: Draft, strikes: Sequence[Strike], folde
     try:
         with jobs_in(place, namespace, image.ZOO, folder / "volume") as jobs:
             files = prepared(draft, jobs.folder)
-            arguments = [one.replace(str(jobs.folder), DATA) for one in files.arguments]
+            arguments = [argument.replace(str(jobs.folder), DATA) for argument in files.arguments]
             job: Job | None = None
             try:
                 job = jobs.submit(_NAME, *arguments)

@@ -230,9 +230,9 @@ def until_all_have_gone(place: TargetCluster, limit_s: float = 120) -> None:
 
 def _leaving(place: TargetCluster) -> list[str]:
     gone = {
-        one["metadata"]["name"]
-        for one in place.read("namespaces")["items"]
-        if "deletionTimestamp" in one["metadata"]
+        item["metadata"]["name"]
+        for item in place.read("namespaces")["items"]
+        if "deletionTimestamp" in item["metadata"]
     }
     pods = [pod["metadata"] for pod in place.read("pods")["items"]]
     return [pod["name"] for pod in pods if "deletionTimestamp" in pod or pod["namespace"] in gone]

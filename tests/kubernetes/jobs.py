@@ -182,9 +182,9 @@ class Job:
         deadline_s = time.monotonic() + CAUSES_LIMIT_S
         while True:
             found = {
-                one["name"]: one["cause"]
-                for one in self.status()["processes"]
-                if one["state"] == "ended"
+                process["name"]: process["cause"]
+                for process in self.status()["processes"]
+                if process["state"] == "ended"
             }
             if all(found.get(name) for name in ended) or time.monotonic() > deadline_s:
                 return {name: found.get(name, "") for name in ended}

@@ -70,7 +70,7 @@ class SharingJob:
         counts = {Role.PS: self.spec.servers}
         counts[Role.WORKER] = self.spec.cluster.num_workers.high
         names = [ProcessName(role, index) for role in counts for index in range(counts[role])]
-        await asyncio.gather(*(self.cluster.create(ProcessSpec(one, _COMMAND)) for one in names))
+        await asyncio.gather(*(self.cluster.create(ProcessSpec(name, _COMMAND)) for name in names))
         async for event in self.cluster.observe():
             self.heard(event)
             if isinstance(event, ProcessExited) and not event.exit_status.asked:

@@ -101,7 +101,7 @@ async def make_in_turn(jobs: list[GangJob], *, in_gang: bool) -> None:
 async def have(api: ApiServer, jobs: list[GangJob]) -> list[int]:
     """The pods of each job that have a node."""
     return [
-        len(await placed(api, NAMESPACE, f"app.kubernetes.io/instance={one.name}")) for one in jobs
+        len(await placed(api, NAMESPACE, f"app.kubernetes.io/instance={job.name}")) for job in jobs
     ]
 
 

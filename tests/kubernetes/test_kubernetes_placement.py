@@ -57,7 +57,7 @@ async def measured(api: ApiServer, namespace: str, prefix: str, **flags: Any) ->
     ]
     async with contextlib.AsyncExitStack() as stack:
         await asyncio.gather(
-            *(stack.enter_async_context(running_job(api, namespace, one)) for one in specs)
+            *(stack.enter_async_context(running_job(api, namespace, spec)) for spec in specs)
         )
 
         async def pods() -> list[dict[str, Any]]:
@@ -72,14 +72,14 @@ async def measured(api: ApiServer, namespace: str, prefix: str, **flags: Any) ->
 
 
 def traffic(pods: list[dict[str, Any]], nodes: list[dict[str, Any]]) -> Traffic:
-    labels = {one["metadata"]["name"]: one["metadata"]["labels"] for one in nodes}
+    labels = {node["metadata"]["name"]: node["metadata"]["labels"] for node in nodes}
 
     def role(name: str) -> list[tuple[str, str]]:
         """The job and the node of each of its pods."""
         return [
-            (one["metadata"]["labels"]["app.kubernetes.io/instance"], one["spec"]["nodeName"])
-            for one in pods
-            if one["metadata"]["labels"][ROLE_LABEL] == name
+            (pod["metadata"]["labels"]["app.kubernetes.io/instance"], pod["spec"]["nodeName"])
+            for pod in pods
+            if pod["metadata"]["labels"][ROLE_LABEL] == name
         ]
 
     pairs = [

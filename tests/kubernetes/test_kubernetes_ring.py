@@ -97,7 +97,7 @@ def lost_silently(job: Job, ring: list[str]) -> dict[str, str]:
     cut_s = time.monotonic()
     job.until(
         f"{survivor} is a ring of its own",
-        lambda events: any(one.endswith(f": {survivor}") for one in rings(events)[earlier:]),
+        lambda events: any(ring.endswith(f": {survivor}") for ring in rings(events)[earlier:]),
         GONE_ON_S,
     )
     trained = job.progress()
@@ -120,7 +120,7 @@ def preempted(job: Job) -> dict[str, str]:
     with filled(job, free_m(job.jobs.place) + WORKER_M // 2):
         events = job.until(
             "a member is preempted",
-            lambda events: [one for one in events if one["cause"] == "preempted"],
+            lambda events: [event for event in events if event["cause"] == "preempted"],
         )
         kubectl(job, "wait", "--for=condition=Ready", "pod/filler", "--timeout=60s")
         # The other one goes on alone.

@@ -132,7 +132,11 @@ def without_a_volume(jobs: Jobs, store: ObjectStore) -> Job:
 
 def reads(store: ObjectStore, since: int) -> list[str]:
     """Requests after the first `since` ones that read a server's part of a checkpoint."""
-    return [one for one in store.requests[since:] if re.search("^GET .*/server-0-of-1-", one)]
+    return [
+        request
+        for request in store.requests[since:]
+        if re.search("^GET .*/server-0-of-1-", request)
+    ]
 
 
 def manifests(store: ObjectStore) -> list[str]:

@@ -146,7 +146,7 @@ def top_tells_it(place: TargetCluster, namespace: str) -> None:
     with place.entered():
         said = elasticdl("top", "--namespace", namespace, "-o", "json", kubeconfig=place.kubeconfig)
     found = json.loads(said.stdout)
-    jobs = {one["name"]: (one["weight"], one["workers"], one["servers"]) for one in found["jobs"]}
+    jobs = {job["name"]: (job["weight"], job["workers"], job["servers"]) for job in found["jobs"]}
     assert jobs == {"first": (1, 12, SERVERS), "second": (2, 24, SERVERS)}, said.stdout
     # The real node has a few cores more.
     assert found["utilisation"]["cpu"] >= found["of_jobs"]["cpu"] > 0.8, said.stdout
@@ -206,13 +206,13 @@ async def services(api: ApiServer, namespace: str, count: int) -> None:
     """So many pods of a service, each of which takes a slot."""
     path = f"/api/v1/namespaces/{namespace}/pods"
     names = [f"service-{number}" for number in range(count)]
-    await asyncio.gather(*(api.create(path, pod_without_class(one, "16")) for one in names))
+    await asyncio.gather(*(api.create(path, pod_without_class(name, "16")) for name in names))
 
     async def served() -> bool:
         return len(await placed(api, namespace, SERVICE)) == count
 
     async def text() -> Any:
-        return sorted(one["metadata"]["name"] for one in (await api.get(path))["items"])
+        return sorted(item["metadata"]["name"] for item in (await api.get(path))["items"])
 
     await until(served, text)
 

@@ -236,12 +236,14 @@ def _copy(job: Job, first: str) -> None:
 
 
 def takeovers(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [one for one in events if one["text"].startswith("another master continues the job")]
+    return [
+        event for event in events if event["text"].startswith("another master continues the job")
+    ]
 
 
 def names(job: Job, kind: str) -> list[str]:
     return [
-        name_of(one) for one in job.jobs.place.read(kind, namespace=job.jobs.namespace)["items"]
+        name_of(item) for item in job.jobs.place.read(kind, namespace=job.jobs.namespace)["items"]
     ]
 
 

@@ -286,7 +286,7 @@ def test_a_job_that_a_person_wrote_with_a_wrong_flag_ends_with_its_first_pod(
     assert code == ExitCode.USAGE
     assert "unknown flag --training-dada" in json.loads(output)["message"]
     pods = ground.place.read("pods", namespace=ground.namespace, selector=master_selector("wrong"))
-    (state,) = [one["status"]["containerStatuses"][0]["state"] for one in pods["items"]]
+    (state,) = [item["status"]["containerStatuses"][0]["state"] for item in pods["items"]]
     assert state["terminated"]["exitCode"] == ExitCode.USAGE
     assert "unknown flag --training-dada" in state["terminated"]["message"]
 

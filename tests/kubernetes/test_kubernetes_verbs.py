@@ -249,7 +249,7 @@ def test_check_says_what_would_stand_in_the_way(elasticdl: Commands) -> None:
     )
     found = elasticdl.json("check", *flags)
     assert found["result"] != "problem", found
-    assert {one["about"] for one in found["findings"]} == {
+    assert {finding["about"] for finding in found["findings"]} == {
         "name",
         "rights",
         "account",

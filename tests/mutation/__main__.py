@@ -46,9 +46,9 @@ class Campaign:
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Instead of running the tests here."""
-        for one in session.config.pluginmanager.get_plugins():
-            if isinstance(one, Silence):
-                one.pytest_sessionfinish()  # No test ends in this process.
+        for plugin in session.config.pluginmanager.get_plugins():
+            if isinstance(plugin, Silence):
+                plugin.pytest_sessionfinish()  # No test ends in this process.
         begin_s = time.monotonic()
         prepare()
         ran = oracles.first_run(session.items, MODULES, KEPT)
@@ -90,7 +90,7 @@ class Campaign:
 
     def report(self) -> str:
         """Caught of all by module, and those that were not."""
-        lines = [f"not caught: {one}" for one in self.survivors]
+        lines = [f"not caught: {survivor}" for survivor in self.survivors]
         for part, modules in PARTS.items():
             lines += [
                 f"{part:10} {module:42} {self.caught[module]:4} of {self.all[module]:4}"

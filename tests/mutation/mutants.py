@@ -89,7 +89,7 @@ def put_in(mutant: Mutant) -> None:
     path = str(module.__file__)
     changed = compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
     first = min([function.lineno, *(one.lineno for one in function.decorator_list)])
-    codes = [one for one in _codes(changed) if _is(one, mutant.function, first)]
+    codes = [code for code in _codes(changed) if _is(code, mutant.function, first)]
     found = _function_objects(module, mutant.function, first)
     free = {one.__code__.co_freevars for one in found}
     if len(codes) != 1 or free != {codes[0].co_freevars}:
@@ -103,17 +103,18 @@ def _is(code: CodeType, qualified: str, first: int) -> bool:
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    for one in code.co_consts:
-        if isinstance(one, CodeType):
-            yield one
-            yield from _codes(one)
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield const
+            yield from _codes(const)
 
 
 def _function_objects(module: ModuleType, qualified: str, first: int) -> list[FunctionType]:
     return [
-        one
-        for one in _all_functions()
-        if one.__code__.co_filename == module.__file__ and _is(one.__code__, qualified, first)
+        function
+        for function in _all_functions()
+        if function.__code__.co_filename == module.__file__
+        and _is(function.__code__, qualified, first)
     ]
 
 

@@ -73,7 +73,7 @@ def first_run(items: Sequence[pytest.Item], modules: Sequence[str], kept: Path) 
     `kept`: a folder for what came of each file of tests. It is used until a source of the project
     or of the tests changes.
     """
-    files = {inspect.getfile(sys.modules[f"elasticdl.{one}"]): one for one in modules}
+    files = {inspect.getfile(sys.modules[f"elasticdl.{module}"]): module for module in modules}
     sources = [one for part in ("elasticdl", "tests") for one in (ROOT / part).rglob("*.py")]
     digest = _digest(sorted(sources), ",".join(modules))
     found: dict[str, Ran] = {}
@@ -100,7 +100,7 @@ def _digest(paths: Iterable[Path], more: str) -> str:
 
 
 def _trace(items: Sequence[pytest.Item], files: Mapping[str, str], answer: Path) -> int:
-    seen: dict[str, set[int]] = {one: set() for one in files.values()}
+    seen: dict[str, set[int]] = {file: set() for file in files.values()}
 
     def enter(frame: FrameType, event: str, argument: object) -> Any:
         if (module := files.get(frame.f_code.co_filename)) is None:
@@ -157,7 +157,7 @@ def chosen_for(
 ) -> list[pytest.Item]:
     """Those that ran its lines, the quickest first, as many as there is time for."""
     lines = set(range(mutant.lines[0], mutant.lines[1] + 1))
-    covering = [one for one in items if lines & ran[one.nodeid].lines.get(mutant.module, set())]
+    covering = [item for item in items if lines & ran[item.nodeid].lines.get(mutant.module, set())]
     covering.sort(key=lambda one: ran[one.nodeid].cpu_s)
     chosen, left_s = [], TESTS_CPU_S
     for one in covering:

@@ -97,9 +97,9 @@ def kill(job: Job, role: str) -> None:
 def back(status: dict[str, Any]) -> bool:
     """The next process of each server is ready."""
     names = [
-        one["name"]
-        for one in status["processes"]
-        if one["role"] == "ps" and one["state"] == "ready"
+        process["name"]
+        for process in status["processes"]
+        if process["role"] == "ps" and process["state"] == "ready"
     ]
     return len([name for name in names if "." in name]) == 2
 
@@ -113,7 +113,7 @@ def test_all_servers_killed_in_the_final_evaluation_keep_their_weights_or_get_a_
     held.job.wait_until("both servers are back", back, LIMIT_S)
 
     def told() -> list[str]:
-        return [one["text"] for one in held.job.events() if one["kind"] == "server"]
+        return [event["text"] for event in held.job.events() if event["kind"] == "server"]
 
     held.job.wait_until("the log has both", lambda _: len(told()) == 2, LIMIT_S)
     assert all("no update of its part was lost" in one for one in told()), told()

@@ -128,13 +128,13 @@ def kill_server(job: Job) -> None:
 
     def told() -> bool:
         return any(
-            one["process"] == "ps-1" and "SIGKILL" in one["text"]
-            for one in job.events()
-            if one["kind"] == "process"
+            event["process"] == "ps-1" and "SIGKILL" in event["text"]
+            for event in job.events()
+            if event["kind"] == "process"
         )
 
     def back(status: dict[str, Any]) -> bool:
-        names = [one["name"] for one in status["processes"] if one["state"] == "ready"]
+        names = [process["name"] for process in status["processes"] if process["state"] == "ready"]
         return any(name.startswith("ps-1.") for name in names)
 
     until("the kill is told", told, LIMIT_S)
@@ -146,11 +146,11 @@ def check_kills(job: Job, output: str) -> None:
     assert output.count("the master ended") == KILLS
     assert output.count("starting worker-0") == output.count("starting ps-0") == 1
     events = job.events()
-    ends = [one for one in events if one["details"].get("step") == "master_ended"]
-    begins = [one for one in events if one["details"].get("step") == "begun"]
-    assert [one["details"]["signal"] for one in ends] == [9] * KILLS
+    ends = [event for event in events if event["details"].get("step") == "master_ended"]
+    begins = [event for event in events if event["details"].get("step") == "begun"]
+    assert [end["details"]["signal"] for end in ends] == [9] * KILLS
     assert len(begins) >= 1 + KILLS
-    assert [one["seq"] for one in events] == list(range(len(events)))
+    assert [event["seq"] for event in events] == list(range(len(events)))
     assert sorted(events, key=lambda one: one["at_s"]) == events
 
 

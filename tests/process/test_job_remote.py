@@ -133,9 +133,9 @@ def test_it_continues_from_the_store_with_fewer_servers(remote: Remote) -> None:
 
 def test_the_store_has_the_newest_exports_and_checkpoints(remote: Remote) -> None:
     told = [
-        int(one["text"].rpartition("/")[2])
-        for one in remote.second.events()  # They begin with those of the first job.
-        if one["text"].startswith("exported: s3://bucket/export/")
+        int(event["text"].rpartition("/")[2])
+        for event in remote.second.events()  # They begin with those of the first job.
+        if event["text"].startswith("exported: s3://bucket/export/")
     ]
     assert told == sorted(set(told)) and exports(remote.store) == told[-2:]
     newest = f"export/{told[-1]}/"

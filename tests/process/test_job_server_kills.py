@@ -111,7 +111,7 @@ def check_receipt(job: Job, *, most_repeated: int) -> None:
 
 def returns(job: Job) -> list[dict[str, Any]]:
     """Events of servers that came back."""
-    return [one for one in job.events() if one["kind"] == "server"]
+    return [event for event in job.events() if event["kind"] == "server"]
 
 
 def resize(job: Job, number: int) -> None:
@@ -161,7 +161,7 @@ def wait_for_moment(job: Job, choose: random.Random, done: int) -> None:
 
 
 def moves(job: Job) -> list[str]:
-    return [one["text"] for one in job.events() if "the parameters moved" in one["text"]]
+    return [event["text"] for event in job.events() if "the parameters moved" in event["text"]]
 
 
 def write_until(over: Path, folder: Path) -> None:
@@ -209,7 +209,7 @@ def test_the_number_of_servers_changes_there_and_back_with_kills_and_loses_no_up
     over.touch()
     code, output = job.finish()
     assert code == 0, output
-    print([one["text"] for one in job.events() if one["kind"] == "scale"])
+    print([event["text"] for event in job.events() if event["kind"] == "scale"])
     back = returns(job)
     assert back and all("no update of its part was lost" in one["text"] for one in back), back
     check_receipt(job, most_repeated=0)
@@ -257,7 +257,7 @@ def test_servers_workers_and_masters_that_are_killed_by_turns_lose_no_update(
     words = ("workers push again", "no update of its part was lost")
     restored = [text for text in back if "restored version" in text]
     assert len(restored) == 2 < len(back), back
-    assert all(any(one in text for one in words) for text in back), back
+    assert all(any(word in text for word in words) for text in back), back
     check_weights(job, tmp_path, most_repeated=2 * MINIBATCH)
     check_deltas(job.directory / "checkpoints")
 

@@ -134,7 +134,7 @@ def pid_of(job: Job, name: str) -> int:
 
 
 def facts(job: Job, kind: str, process: str) -> list[dict[str, Any]]:
-    return [one for one in job.events() if (one["kind"], one["process"]) == (kind, process)]
+    return [event for event in job.events() if (event["kind"], event["process"]) == (kind, process)]
 
 
 def in_training(status: dict[str, Any]) -> bool:
@@ -160,8 +160,8 @@ def test_a_stopped_worker_and_those_whose_code_hangs_are_named_and_their_shards_
     stopped = next(name for name in ("worker-0", "worker-1", "worker-2") if name not in hung)
     os.kill(pid_of(job, stopped), signal.SIGSTOP)
     check_each_record_counts_once(job)
-    assert any("SIGSTOP" in one["text"] for one in facts(job, "process", stopped))
-    ended = [one for one in job.events() if one["cause"] == "hung"]
+    assert any("SIGSTOP" in fact["text"] for fact in facts(job, "process", stopped))
+    ended = [event for event in job.events() if event["cause"] == "hung"]
     assert {one["process"] for one in ended} == set(hung), ended
     for name, function in hung.items():
         [frames] = {
@@ -212,11 +212,11 @@ def test_a_throttled_server_is_replaced_and_idle_workers_get_the_last_shards_of_
     with throttled(pid_of(job, "ps-1"), 0.05):
         job.wait_until(
             "it is named",
-            lambda _: any("is slow" in one["text"] for one in facts(job, "straggler", "ps-1")),
+            lambda _: any("is slow" in fact["text"] for fact in facts(job, "straggler", "ps-1")),
         )
         job.wait_until(
             "it is replaced",
-            lambda _: any(one["cause"] == "straggler" for one in facts(job, "process", "ps-1")),
+            lambda _: any(fact["cause"] == "straggler" for fact in facts(job, "process", "ps-1")),
         )
     (tmp_path / "hurry").touch()
     check_each_record_counts_once(job, epochs=2)

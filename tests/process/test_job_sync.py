@@ -124,7 +124,7 @@ def check_receipt(job: Job, repeated: int = 0) -> None:
 
 def returns(job: Job) -> list[dict[str, Any]]:
     """Events of all servers' return to a checkpoint."""
-    return [one for one in job.events() if "all servers go back" in one["text"]]
+    return [event for event in job.events() if "all servers go back" in event["text"]]
 
 
 def test_a_killed_worker_and_killed_servers_cost_no_step_and_no_record(
@@ -148,11 +148,11 @@ def test_a_killed_worker_and_killed_servers_cost_no_step_and_no_record(
     job.lose_servers(1)
     code, output = job.finish()
     assert code == 0, output
-    assert not any("updates_lost" in one["details"] for one in job.events())
+    assert not any("updates_lost" in event["details"] for event in job.events())
     backs = returns(job)
     # Unless it was lost right after a checkpoint, before the next step.
-    assert backs or any(" restored version " in one["text"] for one in job.events())
-    check_receipt(job, repeated=sum(one["details"]["repeated"] for one in backs))
+    assert backs or any(" restored version " in event["text"] for event in job.events())
+    check_receipt(job, repeated=sum(back["details"]["repeated"] for back in backs))
     updates = job.receipt()["updates"]
     assert (updates["lost"], updates["at_least"]) == (0, False)
     assert bool(updates["repeated"]) == bool(backs)

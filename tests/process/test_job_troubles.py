@@ -115,8 +115,8 @@ def exits(job: Job) -> list[dict[str, Any]]:
 def settled(status: dict[str, Any]) -> bool:
     return (
         sum(
-            one["role"] == "worker" and one["state"] == "ready" and one["records"] > 0
-            for one in status["processes"]
+            process["role"] == "worker" and process["state"] == "ready" and process["records"] > 0
+            for process in status["processes"]
         )
         == 2
     )
@@ -222,10 +222,10 @@ def test_why_names_a_kill_within_two_seconds_and_the_worker_that_took_over(lost:
 
 def test_the_record_is_all_there_when_the_job_is_over(lost: Lost) -> None:
     directory = lost.job.directory
-    assert entry_text(lost.made_up) in [entry_text(one) for one in why(lost.job)["entries"]]
+    assert entry_text(lost.made_up) in [entry_text(entry) for entry in why(lost.job)["entries"]]
     report = (directory / "report.html").read_text(encoding="utf-8")
     assert "SIGKILL" in report, "the master left the page as it stood at the end"
-    names = {one["name"] for one in json.loads((directory / "series.json").read_text())}
+    names = {load["name"] for load in json.loads((directory / "series.json").read_text())}
     assert {
         "loss",
         "records_per_s",

@@ -92,7 +92,7 @@ def test_the_page_shows_what_the_command_line_shows_and_steers_the_job(
     # trained.
     running.wait_until("page and command line tell the same", lambda: not differing())
     assert "m" in browser.get("/")
-    assert {one["process"] for one in browser.get("/api/v1/logs")["logs"]} >= {
+    assert {log["process"] for log in browser.get("/api/v1/logs")["logs"]} >= {
         "worker-0",
         "worker-1",
         "worker-2",
@@ -114,7 +114,7 @@ def test_the_page_shows_what_the_command_line_shows_and_steers_the_job(
         return str(rows["worker-1"]["cause"])
 
     def bar() -> dict[str, Any]:
-        return {one["process"]: one for one in browser.get("/api/v1/timeline")["bars"]}["worker-1"]
+        return {bar["process"]: bar for bar in browser.get("/api/v1/timeline")["bars"]}["worker-1"]
 
     running.wait_until(
         "the cause of the kill is on the page", lambda: cause() != "", NAMED_WITHIN_S

@@ -216,7 +216,7 @@ class RingStage:
         self._scopes = new_scopes(self._generation, len(members))
         self._rendezvous.open(self._scopes)
         holders = tuple(rank for rank, one in enumerate(members) if one.name in self._holders)
-        names = tuple(one.name for one in members)
+        names = tuple(member.name for member in members)
         generation = RingGeneration(self._generation, names, holders, 1, port=self._port)
         scopes = dict(zip(names, self._scopes, strict=False))
         told = {id(one): one for one in (*members, *self.members)}.values()

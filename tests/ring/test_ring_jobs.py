@@ -123,7 +123,7 @@ def rings_that_broke(job: Job) -> list[str]:
 
 
 def ready(status: dict[str, Any]) -> list[str]:
-    return [one["name"] for one in status["processes"] if one["state"] == "ready"]
+    return [process["name"] for process in status["processes"] if process["state"] == "ready"]
 
 
 def scale(job: Job, workers: int) -> None:

@@ -49,8 +49,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
 
 
 def check(stage: RingStage, ends: list[dict[str, Any]], undisturbed: dict[int, float]) -> None:
-    assert {one["end"] for one in ends} == {STEPS}
-    assert len({one["digest"] for one in ends}) == 1, "the members' weights differ"
+    assert {end["end"] for end in ends} == {STEPS}
+    assert len({end["digest"] for end in ends}) == 1, "the members' weights differ"
     assert stage.offsets() == {(shard, epoch): 48 for shard in (0, 1) for epoch in (0, 1)}
     seen = stage.losses()
     assert seen.keys() == set(range(1, STEPS + 1))

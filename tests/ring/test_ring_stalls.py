@@ -64,7 +64,7 @@ def test_the_member_that_holds_up_a_reduction_is_named(
         assert sorted(named["ring"]["members"]) == ["worker-0", "worker-1"]
         job.wait_until("its stack is there", lambda _: shows_the_lock(stalls(job)))
         job.wait_until(
-            "the wait is an event", lambda _: any("worker-1" in one for one in waits(job))
+            "the wait is an event", lambda _: any("worker-1" in wait for wait in waits(job))
         )
         for verb in ("status", "why"):
             assert "worker-1" in said(verb, job), verb

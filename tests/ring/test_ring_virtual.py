@@ -34,8 +34,8 @@ def digest(folder: Path, play: Play, virtual: int = VIRTUAL) -> str:
         async with stage:
             await play(stage)
             ends = await stage.ends()
-        assert {one["end"] for one in ends} == {STEPS}
-        return {one["digest"] for one in ends}
+        assert {end["end"] for end in ends} == {STEPS}
+        return {end["digest"] for end in ends}
 
     (found,) = asyncio.run(main())
     return found

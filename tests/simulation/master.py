@@ -76,7 +76,7 @@ class Journal:
         after, state = 0, JobState(spec)
         if self._image is not None:
             after, image = self._image
-            started = next(one for one in self.events if isinstance(one, happened.JobStarted))
+            started = next(event for event in self.events if isinstance(event, happened.JobStarted))
             state = JobState.from_image(spec, Limits(), started, json.loads(image))
         for event in self.events[after:]:
             state.handle(event)

@@ -207,22 +207,22 @@ class Hub:
             raise RingBroken(ring.over)
         member.operations += 1
         member.kind, member.given, member.done = kind, given, False
-        waiting = [one for one in ring.members.values() if one.kind and not one.done]
+        waiting = [member for member in ring.members.values() if member.kind and not member.done]
         if len(waiting) == ring.place.size:
             self._complete(ring, waiting, took_s)
         return self._await(ring, member, kind)
 
     def _complete(self, ring: _Generation, members: list[_Member], took_s: float) -> None:
-        kinds = {one.kind for one in members}
+        kinds = {member.kind for member in members}
         if len(kinds) > 1:
-            told = {one.process.name: one.kind for one in members}
+            told = {member.process.name: member.kind for member in members}
             raise Violation(
                 f"members of generation {ring.place.generation} do not do the same: {told}"
             )
         members.sort(key=lambda one: one.rank)
-        results = Together([one.given for one in members])
+        results = Together([member.given for member in members])
         tear = (
-            next((one for one in self.tears if members[0].kind.startswith(one[0])), None)
+            next((tear for tear in self.tears if members[0].kind.startswith(tear[0])), None)
             if ring.place.generation
             else None
         )
@@ -240,7 +240,11 @@ class Hub:
 
     def _first(self, members: list[_Member]) -> _Member:
         """Who has the result before the others, and dies. In a hand-over mostly who gives."""
-        giving = [one for one in members if one.kind.startswith("piece") and one.given is not None]
+        giving = [
+            member
+            for member in members
+            if member.kind.startswith("piece") and member.given is not None
+        ]
         return self._scheduler.random.choice(
             giving if giving and self._scheduler.random.random() < 0.7 else members
         )
@@ -255,7 +259,7 @@ class Hub:
         silent_s = 0.0
         while not member.broken and (not member.done or member in ring.ending):
             if not self._scheduler.park(1.0):
-                silent = any(one.process.stopped for one in ring.members.values())
+                silent = any(member.process.stopped for member in ring.members.values())
                 silent_s = silent_s + 1.0 if silent and kind != "enter" else 0.0
                 if silent_s > SILENCE_S:
                     self._break(ring, "a member is silent")
@@ -381,7 +385,7 @@ class Exchange:
         mine = self.weights
         for piece in range(2):
             pieces = self._ring.together(f"piece {piece}", mine if giving else None).values
-            given = [one for one in pieces if one is not None]
+            given = [piece for piece in pieces if piece is not None]
             if len(given) != 1:
                 self._violated(f"{len(given)} members give their weights")
             if piece:
@@ -446,9 +450,11 @@ class Step:
         together = self._ring.together("step", given)
         waited_s = self._scheduler.now_s - begin_s
         results = together.values
-        if len({one[:3] for one in results}) != 1:
-            self._violated(f"members train at different places: {[one[:2] for one in results]}")
-        brought = [part for one in results for part in one[3]]
+        if len({result[:3] for result in results}) != 1:
+            self._violated(
+                f"members train at different places: {[result[:2] for result in results]}"
+            )
+        brought = [part for result in results for part in result[3]]
         window = np.concatenate(brought) if brought else np.empty(0, np.int64)
         if lease is not None and len(window):
             if len(window) > batch:
@@ -457,7 +463,7 @@ class Step:
                 together.made = weights.after(lease.epoch, window)
             self._exchange.weights = together.made
             self._ring.hub.saw(self._exchange.weights, self._ring.generation)
-        wishes = sum(one[4] for one in results)
+        wishes = sum(result[4] for result in results)
         return Outcome(1.0, len(window), wishes, waited_s=waited_s)
 
     def waits(self) -> bool:

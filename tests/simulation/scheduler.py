@@ -136,7 +136,7 @@ class Task:
         frame = self.greenlet.gr_frame
         steps = traceback.extract_stack(frame)[-8:] if frame is not None else []
         inner = " < ".join(
-            f"{Path(one.filename).stem}:{one.lineno} {one.name}" for one in reversed(steps)
+            f"{Path(step.filename).stem}:{step.lineno} {step.name}" for step in reversed(steps)
         )
         return f"  {self.process.name}, {self.name}: {inner or 'not running'}"
 

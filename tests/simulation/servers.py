@@ -787,7 +787,9 @@ class Parameters:
             last, kept = self._log.position(server.index - self._first, push)
             server.greet(self._name, last, kept, reply)
 
-        if any(self._world.servers.get(one) not in self._log.has for one in self._addresses):
+        if any(
+            self._world.servers.get(address) not in self._log.has for address in self._addresses
+        ):
             for server, sequence in self._ask_all(greet, timeout_s).results:
                 if self._first <= server.index < self._first + len(self._addresses):
                     self._log.compare(server, server.index - self._first, sequence, push)

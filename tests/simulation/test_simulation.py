@@ -33,7 +33,8 @@ FIXED = 5
 
 def check(seen: Seen) -> None:
     assert not seen.failures, "\n\n".join(
-        f"{one.strategy} {one.seed}: {one.what}\n{one.story}" for one in seen.failures
+        f"{failure.strategy} {failure.seed}: {failure.what}\n{failure.story}"
+        for failure in seen.failures
     )
 
 

@@ -556,7 +556,7 @@ class Truth:
                 case happened.ProgressReported() | happened.PushesReported():
                     worker, number = str(event.worker), event.pushes
                 case happened.WorkerFenced():
-                    known = [one for one in event.sequences if one is not None]
+                    known = [sequence for sequence in event.sequences if sequence is not None]
                     worker, number = str(event.worker), min(known, default=0)
                     number = number if len(known) == len(event.sequences) else 0
                 case happened.StepApplied():

@@ -73,7 +73,7 @@ class Plan:
     @property
     def may_end_early(self) -> bool:
         """Somebody asks for it."""
-        return any(one.kind in STOPS for one in self.faults)
+        return any(fault.kind in STOPS for fault in self.faults)
 
     def bad(self, numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which training records cannot be read."""
@@ -105,7 +105,7 @@ class Plan:
             f"--{name.replace('_', '-')} {value}" for name, value in self.flags.items()
         )
         rows = "+".join(str(one.records) for one in self.training)
-        faults = "".join(f"\n  {one}" for one in self.faults)
+        faults = "".join(f"\n  {fault}" for fault in self.faults)
         bad = f", each {self.bad_every}th bad" if self.bad_every else ""
         return f"{flags}\n  {rows} rows{bad}; {self.weather}{faults}"
 

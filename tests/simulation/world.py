@@ -200,7 +200,7 @@ class World:
         """Whether anything moves."""
         limit_s = FAULTS_LIMIT_S if self.plan.faults else CALM_LIMIT_S
         longest_s = _LONGEST_S
-        if any(one.kind in ("hang", "slow") for one in self.plan.faults):
+        if any(fault.kind in ("hang", "slow") for fault in self.plan.faults):
             # The only worker may be slow for the whole of a large job.
             limit_s, longest_s = STRAGGLERS_LIMIT_S, 10 * _LONGEST_S
         now_s = self.scheduler.now_s
@@ -259,7 +259,7 @@ class World:
             self.server_tears.append(None)
             return
         if fault.kind == "damage":
-            listed = [one.path for one in self.master.state.status().checkpoints]
+            listed = [checkpoint.path for checkpoint in self.master.state.status().checkpoints]
             self.disk.damage_newest(listed, int(fault.draw * self.plan.servers))
             return
         role = Role.PS if fault.kind.endswith("server") else Role.WORKER
