@@ -239,7 +239,7 @@ def test_an_upload_ends_when_the_master_does_not_wait_any_longer(
     job: Job, server: ObjectStore
 ) -> None:
     job.is_wanted = lambda: False
-    with pytest.raises(TransientError, match="nobody waits"):
+    with pytest.raises(TransientError, match="no longer wanted"):
         job.take()
     assert not server.keys(f"{KEYS}version-5/manifest.json")
 

@@ -529,7 +529,7 @@ def test_a_replaced_master_learns_of_a_run_that_was_started_over(
     old.journal._forget()
     assert gap.exists()
     old.journal.append(e.StopRequested(old.state.now_s, "nobody asked"))
-    with pytest.raises(MasterSuperseded, match="anew"):
+    with pytest.raises(MasterSuperseded, match="started the job over"):
         at_once(old.journal.flush())
     anew.journal.close()
 
