@@ -211,7 +211,8 @@ def test_the_number_of_servers_changes_there_and_back_with_kills_and_loses_no_up
     assert code == 0, output
     print([event["text"] for event in job.events() if event["kind"] == "scale"])
     back = returns(job)
-    assert back and all("no update of its part was lost" in one["text"] for one in back), back
+    # There are none if the killed server was of the next map; `check_exact` holds in any case.
+    assert all("no update of its part was lost" in one["text"] for one in back), back
     check_receipt(job, most_repeated=0)
     check_exact(tmp_path)
 
