@@ -115,7 +115,7 @@ class KubernetesCluster:
         self._beside: set[asyncio.Task[object]] = set()
         self._ended: dict[str, Life] = {}
         """Existing pods of ended processes, by uid, the oldest first."""
-        self._logging_errors: set[str] = set()
+        self._publishing: set[str] = set()
         """Uids of pods whose end is being published."""
         self._closed = False
         self._failure: BaseException | None = None
@@ -289,7 +289,7 @@ class KubernetesCluster:
     def _changed(self, pod: Json) -> None:
         if (ended := self._tracker.changed(pod)) is not None:
             self._places.ended(ended.name)
-            self._logging_errors.add(uid(pod))
+            self._publishing.add(uid(pod))
             self._spawn(self._tell_end(ended, gone=False))
             if ended.abandoned:
                 self._spawn(self._delete_life(ended, 1))
@@ -300,7 +300,7 @@ class KubernetesCluster:
 
     def _gone(self, pod: Json) -> None:
         self._ended.pop(uid(pod), None)
-        self._logging_errors.discard(uid(pod))
+        self._publishing.discard(uid(pod))
         if self._logs is not None:
             self._logs.gone(pod)
         if is_process(pod):
@@ -313,8 +313,8 @@ class KubernetesCluster:
         if not gone and len(status.log_tail.encode()) >= _CUT_MESSAGE_BYTES:
             status = replace(status, log_tail=await self._log_tail(life) or status.log_tail)
         self._bus.post(ProcessExited(life.name, status))
-        if uid(life.pod) in self._logging_errors:
-            self._logging_errors.discard(uid(life.pod))
+        if uid(life.pod) in self._publishing:
+            self._publishing.discard(uid(life.pod))
             self._ended[uid(life.pod)] = life
             # Only after the end was published with its log.
             await self._prune()
