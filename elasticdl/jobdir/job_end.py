@@ -81,16 +81,15 @@ def read_end(directory: JobDirectory) -> tuple[Outcome, JobStatus | None] | None
 
 
 def has_begun(directory: JobDirectory) -> bool:
-    """Whether the last run has begun: its preflight has passed, and it could be resumed.
+    """Whether the last run may have begun: its preflight has passed, and no resume was refused.
 
-    A resume that is refused after the preflight (damaged checkpoint, other data, other strategy)
-    leaves an outcome without a status.
+    A first master that refuses a resume after the preflight (damaged checkpoint, other data, other
+    strategy) says so in its outcome.
     """
     if not directory.preflight.exists():
         return False
     resumed = part_of(read_json(directory.spec), "checkpoint").get("resume")
-    left = read_json(directory.status)
-    return not resumed or not left or left.get("status") is not None
+    return not resumed or read_json(directory.status).get("begun") is not False
 
 
 def status_in(left: Mapping[str, Any]) -> JobStatus | None:

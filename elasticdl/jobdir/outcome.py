@@ -87,14 +87,17 @@ def end_state(exit_code: int) -> str:
     return known.get(exit_code, "failed")
 
 
-def write_outcome(directory: JobDirectory, outcome: Outcome, status: JobStatus | None) -> None:
-    """Write outcome, last status and receipt; `status` is None if the job did not begin.
+def write_outcome(
+    directory: JobDirectory, outcome: Outcome, status: JobStatus | None, *, begun: bool = True
+) -> None:
+    """Write outcome, last status and receipt; `status` is None if this master began nothing.
 
-    Raises OSError.
+    `begun`: an earlier master, or this one, may have begun the job. Raises OSError.
     """
     if status is not None:
         write_json(directory.receipt, outcome.receipt)
-    write_json(directory.status, {**outcome.to_json(), "status": status and status.to_json()})
+    plain = {**outcome.to_json(), "begun": begun, "status": status and status.to_json()}
+    write_json(directory.status, plain)
     if status is not None:
         # A run that did not begin must not overwrite the results of the previous run.
         directory.newest.unlink(missing_ok=True)

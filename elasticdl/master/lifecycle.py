@@ -92,7 +92,9 @@ async def _finish(master: Master, environment: MasterEnvironment, platform: Plat
             finish = master.with_resume_command(finish)
             master.close_record(finish)
             outcome, status = master.outcome(finish)
-            leave_outcome(environment.directory, outcome, status)
+            # An earlier master may have begun the job that this one was refused to continue.
+            begun = status is not None or environment.replaces
+            leave_outcome(environment.directory, outcome, status, begun=begun)
             if status is not None:
                 leave_report(environment.directory, lambda: master.snapshot(outcome, status))
     finally:

@@ -24,14 +24,18 @@ _LOG = logging.getLogger(__name__)
 
 
 def leave_outcome(
-    directory: JobDirectory, outcome: Outcome, status: JobStatus | None = None
+    directory: JobDirectory,
+    outcome: Outcome,
+    status: JobStatus | None = None,
+    *,
+    begun: bool = True,
 ) -> None:
-    """Save receipt and last status for readers after the job.
+    """Save receipt and last status for readers after the job: see `write_outcome`.
 
-    `status` is None if the job did not begin. A disk error does not change the outcome.
+    A disk error does not change the outcome.
     """
     try:
-        write_outcome(directory, outcome, status)
+        write_outcome(directory, outcome, status, begun=begun)
     except OSError as error:
         _LOG.error("cannot write the outcome to %s: %s", directory.path, error)
 

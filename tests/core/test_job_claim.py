@@ -14,16 +14,18 @@ from pathlib import Path
 import pytest
 
 from elasticdl.cli.jobs.job_claim import claimed, placed, refuse_if_taken, try_places
-from elasticdl.cli.jobs.local_launch import LocalRun
+from elasticdl.cli.jobs.local_launch import LocalRun, refusal_of
 from elasticdl.cli.main import run
 from elasticdl.cli.request import Request, settle
 from elasticdl.cli.verbs.train import run_job
 from elasticdl.cli.views.documents import Format
-from elasticdl.errors import ExitCode, PermanentError, SpecError
+from elasticdl.errors import ElasticDLError, ExitCode, PermanentError, SpecError
 from elasticdl.job import JobSpec
 from elasticdl.job_choices import Action
 from elasticdl.job_name import is_valid
 from elasticdl.jobdir.outcome import Outcome
+from elasticdl.master.outcome import leave_outcome
+from elasticdl.master.platform.begin_anew import begin_anew
 from tests.open_files import open_files
 
 pytestmark = pytest.mark.core
@@ -144,6 +146,37 @@ def test_a_job_that_has_begun_stays_whatever_happens_to_its_command(tmp_path: Pa
     with pytest.raises(KeyboardInterrupt), claimed(job(job_name="a")) as directory:
         directory.preflight.write_text("{}")
         raise KeyboardInterrupt
+    assert directory.spec.exists()
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_job_that_a_second_master_is_refused_to_continue_stays(
+    tmp_path: Path, resumed: bool
+) -> None:
+    """The first one trained and was killed; the next one starts over from the last checkpoint."""
+    if resumed:
+        with claimed(job(job_name="a")) as directory:
+            checkpoint(directory.checkpoints)
+    with pytest.raises(ElasticDLError), claimed(job(job_name="a", resume=resumed)) as directory:
+        directory.preflight.write_text("{}")
+        (directory.checkpoints / "version-9").mkdir(parents=True)
+        directory.metrics.touch()
+        begin_anew(directory, "a")
+        assert '"resume":true' in directory.spec.read_text().replace(" ", "")
+        leave_outcome(directory, Outcome(ExitCode.JOB_FAILED, "damaged"), begun=True)
+        assert refusal_of(directory, Outcome(ExitCode.JOB_FAILED, "damaged")) is None
+        raise PermanentError("damaged")
+    assert (directory.checkpoints / "version-9").exists() and directory.metrics.exists()
+
+
+def test_a_refused_resume_in_a_new_directory_keeps_the_checkpoints_that_it_fetched() -> None:
+    refused = Outcome(ExitCode.JOB_FAILED, "the data changed")
+    spec = job(job_name="a", resume=True, checkpoint_dir="s3://bucket/a")
+    with pytest.raises(PermanentError), claimed(spec) as directory:
+        directory.preflight.write_text("{}")
+        leave_outcome(directory, refused, begun=False)
+        assert refusal_of(directory, refused) is not None
+        raise PermanentError("the data changed")
     assert directory.spec.exists()
 
 

@@ -155,7 +155,8 @@ def _undone_unless_begun(directory: JobDirectory, *, is_new: bool) -> Iterator[N
     try:
         yield
     except BaseException:
-        if not has_begun(directory):
+        # A refused resume leaves a new directory: it has the checkpoints that the master fetched.
+        if not has_begun(directory) and not (is_new and directory.preflight.exists()):
             # The user's files may be in a directory that this command did not make.
             for path in {directory.path} if is_new else {*_of_a_run(directory)} - there:
                 _remove(path)

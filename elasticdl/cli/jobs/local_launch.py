@@ -158,7 +158,7 @@ class LocalRun:
     def _news(self, events: Events) -> list[dict[str, Any]]:
         """Return new events.
 
-        The command's error reports the failure of a job that did not begin, so omit that event.
+        The command's error reports that the check of model and data failed, so omit that event.
         """
         begun = self._directory.preflight.exists()
         return [
