@@ -62,6 +62,14 @@ def _refuse_own_places(spec: JobSpec) -> None:
     if not spec.checkpoint.output or spec.action != "train":
         return
     output, kept = _resolved(spec.checkpoint.output), spec.checkpoint
+    numbered = bool(kept.export_seconds)
+    if numbered and is_address(kept.output):
+        return  # Numbered exports replace nothing else there.
+    why = (
+        "only numbered exports may be there"
+        if numbered
+        else "an export replaces the whole directory"
+    )
     hint = "choose a directory that has only the export"
     for flag, place in (
         ("--job-dir", spec.cluster.job_dir),
@@ -72,8 +80,7 @@ def _refuse_own_places(spec: JobSpec) -> None:
             continue
         relation = "is also" if _resolved(place) == output else "contains"
         raise SpecError(
-            f"--output {kept.output} {relation} {flag} {place}, but an export replaces the whole"
-            " directory",
+            f"--output {kept.output} {relation} {flag} {place}, but {why}",
             hint=f"{hint}, such as {kept.output.rstrip('/')}/export",
         )
     job_dir = spec.cluster.job_dir
@@ -208,7 +215,6 @@ def refuse_output_address(spec: JobSpec, *, again: bool = False) -> None:
     place = spec.checkpoint.output
     if not is_address(place) or spec.action == "evaluate":
         return
-    _refuse_own_places(spec)
     from elasticdl.storage import folders
 
     there = folders.names_in(place)
