@@ -99,6 +99,15 @@ def test_a_ledger_that_cannot_be_read_stays_as_it_is_for_whoever_says_so(text: s
     assert count_repeated(text, RunBefore({0: (5, 0)}, 9), 1) == (text, 0)
 
 
+def test_a_lower_bound_stays_one_when_the_job_is_resumed() -> None:
+    """A ring lost all its members, and the run ended before it trained or saved more."""
+    job = Bench.running()
+    before = RunBefore({0: (0, 32)}, at_least=True)
+    resumed = Bench()
+    resumed.start(ledger=count_repeated(job.state.ledger_json(), before, 1)[0])
+    assert resumed.state.receipt().repeated_at_least
+
+
 def test_known_repeats_of_an_epoch_to_come_outlive_a_second_loss_of_all_weights() -> None:
     job = Bench.running(num_epochs=2)
     before = RunBefore({0: (64, 0), 1: (32, 0)})

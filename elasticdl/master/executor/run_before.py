@@ -37,11 +37,14 @@ def run_before(directory: JobDirectory) -> RunBefore:
             # The status may leave out epochs; the total has them.
             trained, since_s = status.receipt.total.trained, status.at_s
             updates = status.updates
+            known = replace(known, at_least=known.at_least or status.receipt.repeated_at_least)
     if not counts:
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             receipt = json.loads(directory.receipt.read_text(encoding="utf-8"))
             updates = UpdateCounts(**receipt["updates"]) if receipt.get("updates") else None
-            return replace(known, counts={**started, **_counts(receipt)}, updates=updates)
+            at_least = known.at_least or bool(receipt.get("repeated_at_least"))
+            counts = {**started, **_counts(receipt)}
+            return replace(known, counts=counts, updates=updates, at_least=at_least)
     if since_s is None:
         return known
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):

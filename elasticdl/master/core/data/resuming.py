@@ -245,7 +245,9 @@ def count_repeated(text: str, before: RunBefore, epochs: int) -> tuple[str, int]
         _count_undone(plain, before)
     except (ValueError, KeyError, TypeError, AttributeError):
         return text, 0
-    plain["repeated_at_least"] = plain.get("repeated_at_least", False) or before.killed or again > 0
+    plain["repeated_at_least"] = (
+        plain.get("repeated_at_least", False) or before.killed or before.at_least or again > 0
+    )
     return json.dumps(plain), again
 
 
