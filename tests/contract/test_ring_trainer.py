@@ -457,9 +457,7 @@ def test_the_last_step_of_another_member_is_not_told_with_the_bad_records_of_one
     assert job.bad == {0: 1, 1: 8}
 
 
-def test_a_shard_that_was_reported_in_part_is_told_to_its_end_though_another_member_is_ahead() -> (
-    None
-):
+def test_a_shard_reported_in_part_is_reported_to_its_end_though_another_member_is_ahead() -> None:
     one, two = replace(SHARD, end=16), replace(NEXT_SHARD, end=88)
     pause = WorkItem(3, None, mark=Kind.PAUSE)
     job = Sequence(part_of(one, 1, 0, 16), part_of(two, 2, 0, 8), pause)

@@ -562,7 +562,7 @@ async def test_a_script_in_a_log_or_a_name_stays_text(tmp_path: Path) -> None:
             found = await answer.json()
         assert "<script>alert(1)</script>" in found["text"] and found["end"] == found["size"]
         async with session.get("/api/v1/logs/worker-0/search?q=%3CSCRIPT") as answer:
-            assert [matche["line"] for matche in (await answer.json())["matches"]] == [
+            assert [match["line"] for match in (await answer.json())["matches"]] == [
                 "<script>alert(1)</script>"
             ]
         async with session.get("/api/v1/logs/<script>alert(1)<%2Fscript>") as answer:
@@ -609,7 +609,7 @@ async def test_a_log_of_ten_gigabytes_is_harmless(tmp_path: Path) -> None:
                     f"/api/v1/logs/worker-1/search?q=NEEDLE&start={found['searched_to']}"
                 ) as answer:
                     found = await answer.json()
-            assert [matche["line"] for matche in found["matches"]] == ["the needle at the end"]
+            assert [match["line"] for match in found["matches"]] == ["the needle at the end"]
             assert (found["searched_to"], found["more"]) == (size, False)
             assert tracemalloc.get_traced_memory()[1] < 48 << 20
         finally:

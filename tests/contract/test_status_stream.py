@@ -125,7 +125,7 @@ async def test_the_stream_tells_what_changed_and_continues_after_a_break(tmp_pat
             rows = await events.until("processes")
             assert {row["name"] for row in rows["rows"]} >= {"worker-0", "ps-0"}
             news = await events.until("events")
-            assert [new["seq"] for new in news] == list(
+            assert [event["seq"] for event in news] == list(
                 range(news[0]["seq"], news[0]["seq"] + len(news))
             )
             await events.until("samples")

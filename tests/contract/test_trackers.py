@@ -87,7 +87,7 @@ class Processes:
         process.stdin.flush()
         # The pipe stays open, as the master's does.
         code = process.wait(LIMIT_S)
-        return code, [json.loads(splitline) for splitline in process.stdout.read().splitlines()]
+        return code, [json.loads(line) for line in process.stdout.read().splitlines()]
 
 
 @pytest.fixture

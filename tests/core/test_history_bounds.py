@@ -242,7 +242,7 @@ def test_a_record_that_cannot_be_made_shorter_continues_growing_and_is_said(
     assert 1 <= len(caplog.records) <= 10 and "Input/output error" in caplog.text
 
 
-def test_a_master_that_continues_continues_with_numbers_and_time(tmp_path: Path) -> None:
+def test_the_next_master_continues_numbers_and_time(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     first = EventLog(path, 1_000.0)
     append(first, 0.0)
@@ -412,7 +412,7 @@ def test_a_master_that_continues_reads_old_events_in_portions(tmp_path: Path) ->
     first.close()
     whole, portions = EventLog(path, 9_000.0), EventLog(path, 9_000.0)
     assert (portions.next_seq, portions.last_s) == (2_500, 2_499.0)
-    assert [portion.seq for portion in portions] == list(range(1_500, 2_500))
+    assert [event.seq for event in portions] == list(range(1_500, 2_500))
     assert portions.catch_up(700)
     for log in (whole, portions):
         append(log, 10_000.0)

@@ -340,7 +340,7 @@ def test_versions_are_crossed_again_after_a_server_came_back_from_an_older_check
     assert job.of(c.TakeSnapshot, job.put(e.VersionAdvanced(0, 10)))
 
 
-def test_a_failed_checkpoint_is_told_tried_again_and_training_continues() -> None:
+def test_a_failed_checkpoint_is_reported_and_tried_again_and_training_continues() -> None:
     job = Bench.running(checkpoint_steps=10)
     job.put(e.VersionAdvanced(0, 10))
     save = cut(job)

@@ -258,7 +258,7 @@ def test_silence_ends_with_a_word_and_a_pause_of_the_master_is_not_held_against_
 # orders
 
 
-async def test_orders_wait_for_a_stream_and_one_that_was_not_taken_is_reported_again() -> None:
+async def test_orders_wait_for_a_stream_and_one_that_was_not_taken_is_sent_again() -> None:
     board = OrderStreams(2)
     board.put(WORKER, Revoke("a", 1))
     board.put(WORKER, Finish())

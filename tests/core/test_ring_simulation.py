@@ -358,7 +358,7 @@ def test_a_callback_that_ends_training_ends_it_at_the_next_steps() -> None:
     assert total.lost == total.repeated == 0
 
 
-def test_a_member_that_others_left_behind_is_reported_again_that_all_is_done() -> None:
+def test_a_member_that_others_left_behind_hears_again_that_all_is_done() -> None:
     world = started(num_workers=2)
     while world.state.status().phase == "working":
         world.turn()

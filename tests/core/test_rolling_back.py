@@ -488,7 +488,7 @@ def test_another_master_ends_the_servers_that_have_to_return() -> None:
     assert job.updates == UpdateCounts(2, 0, 2, at_least=False)
 
 
-def test_a_worker_that_was_not_there_is_reported_when_it_returns_to_the_next_master() -> None:
+def test_a_worker_that_returns_to_the_next_master_is_told_to_drop_its_leases() -> None:
     """No ledger has its leases any more, so nobody would ask for them."""
     job = trained()
     job.put(e.MasterTookOver(0, 2, 1.0))

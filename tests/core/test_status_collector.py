@@ -102,7 +102,7 @@ def test_what_goes_into_metrics_jsonl_is_a_point_at_once_and_news_at_the_next_lo
         for sample in collector.look(status(2.0))
         if sample.name in ("loss", "metric")
     ]
-    assert [(new["name"], new["label"], new["value"]) for new in news] == [
+    assert [(curve["name"], curve["label"], curve["value"]) for curve in news] == [
         ("loss", "", None),
         ("metric", "auc", 0.5),
         ("metric", "loss", 0.25),

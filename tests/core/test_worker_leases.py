@@ -58,7 +58,7 @@ def test_leases_that_came_after_they_were_voided_are_neither_held_nor_waited_for
     shutdown.end(Done())
 
 
-def test_an_order_that_is_reported_again_does_not_bring_an_earlier_era_back() -> None:
+def test_an_order_that_is_sent_again_does_not_bring_an_earlier_era_back() -> None:
     keeper = LeaseKeeper(Source(), Outbox(), Shutdown())
     keeper.revoke(2)
     keeper.revoke(1)

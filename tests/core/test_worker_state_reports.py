@@ -90,7 +90,7 @@ def test_a_worker_asked_for_its_state_reports_every_lease_even_if_it_did_not_cha
     assert states.complete(outbox.take({}), None) == Report()
 
 
-def test_leases_that_were_told_as_held_are_reported_once_more_as_soon_as_they_are_not() -> None:
+def test_leases_that_were_reported_as_held_are_reported_once_more_as_soon_as_they_are_not() -> None:
     """A revoked lease is held until the push under way is done; its master waits for that."""
     outbox = Outbox()
     states = StateReports(outbox, HangWatch(ManualClock()))

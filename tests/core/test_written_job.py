@@ -77,7 +77,7 @@ def submitted(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 def more_than(ours: Any, theirs: Any, place: str = "") -> Iterator[str]:
     """Places of `ours` that have what `theirs` has not; `!` before one that contradicts it."""
-    if isinstance(ours, list) and all(isinstance(our, dict) and "name" in our for our in ours):
+    if isinstance(ours, list) and all(isinstance(item, dict) and "name" in item for item in ours):
         ours, theirs = ({one["name"]: one for one in side} for side in (ours, theirs))
     if isinstance(ours, dict) and isinstance(theirs, dict):
         yield from (f"!{place}.{key}" for key in theirs.keys() - ours.keys())

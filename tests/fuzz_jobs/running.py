@@ -383,10 +383,7 @@ def problems(prepared: Prepared, run: Run, before: Counts | None) -> list[str]:
     """What its files say that cannot be true. `before`: what its first weights had."""
     receipt = json.loads((prepared.job / "receipt.json").read_text())
     status = json.loads((prepared.job / "status.json").read_text())["status"]
-    events = [
-        json.loads(splitline)
-        for splitline in (prepared.job / "events.jsonl").read_text().splitlines()
-    ]
+    events = [json.loads(line) for line in (prepared.job / "events.jsonl").read_text().splitlines()]
     undone = _undone(events)
     # What all servers' return to a checkpoint undid is in no weights.
     twice = receipt["total"]["repeated"] - sum(undone)

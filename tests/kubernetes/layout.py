@@ -79,8 +79,8 @@ def export(buildah: Buildah, name: str, storage: Path, folder: Path) -> Built:
     blobs = folder / "blobs/sha256"
     blobs.mkdir(parents=True, exist_ok=True)
     sizes = {
-        load.get("diff-digest", ""): load.get("diff-size", 0)
-        for load in json.loads((storage / "overlay-layers/layers.json").read_text())
+        layer.get("diff-digest", ""): layer.get("diff-size", 0)
+        for layer in json.loads((storage / "overlay-layers/layers.json").read_text())
     }
     large = {
         _hex(digest)

@@ -1,4 +1,4 @@
-"""Mutate the master's driver, leases, settlement and takeover, and see what is noticed.
+"""Mutate the master's driver, leases, reconciliation and takeover, and see what is noticed.
 
 `python -m tests.mutation --mutants 300 --seed 1`. The exit code is 1 if fewer than 95 % are caught.
 See docs/testing.md.

@@ -100,7 +100,7 @@ def _digest(paths: Iterable[Path], more: str) -> str:
 
 
 def _trace(items: Sequence[pytest.Item], files: Mapping[str, str], answer: Path) -> int:
-    seen: dict[str, set[int]] = {file: set() for file in files.values()}
+    seen: dict[str, set[int]] = {module: set() for module in files.values()}
 
     def enter(frame: FrameType, event: str, argument: object) -> Any:
         if (module := files.get(frame.f_code.co_filename)) is None:

@@ -20,7 +20,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
         "master.core.data.revocation",
         "master.gateway.lease_polls",
     ),
-    "settlement": (
+    "reconciliation": (
         "master.core.data.lease_reconciliation",
         "master.core.data.rollback",
         "master.core.ps.update_booking",

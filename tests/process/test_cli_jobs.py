@@ -389,7 +389,7 @@ def test_while_the_check_continues_the_job_can_be_looked_at_and_stopped(
     assert [path.name for path in elasticdl.directory.iterdir()] == ["zoo"]
 
 
-def test_whoever_waits_for_a_job_whose_check_fails_is_reported(
+def test_whoever_waits_for_a_job_whose_check_fails_learns_of_it(
     elasticdl: Commands, slow: tuple[str, Path]
 ) -> None:
     process = elasticdl.train("drains", preflight=slow[0] + BROKEN)

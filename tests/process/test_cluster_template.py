@@ -126,7 +126,7 @@ print(json.dumps({
 """
 
 
-def test_a_fork_has_what_a_process_started_again_has(
+def test_a_fork_has_what_a_fresh_process_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLOUR", "blü\udcff")

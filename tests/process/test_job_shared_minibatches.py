@@ -94,7 +94,7 @@ def test_a_job_with_momentum_takes_the_steps_of_plain_keras(
     assert ended["status"]["version"] == EPOCHS
     [said] = [event for event in job.events() if event["kind"] == "staleness"]
     assert "in 2 parts" in said["text"]
-    curves = {load["name"] for load in json.loads((job.directory / "series.json").read_text())}
+    curves = {curve["name"] for curve in json.loads((job.directory / "series.json").read_text())}
     assert "loss" in curves and "staleness" not in curves
 
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -152,7 +152,7 @@ def test_a_killed_worker_and_killed_servers_cost_no_step_and_no_record(
     backs = returns(job)
     # Unless it was lost right after a checkpoint, before the next step.
     assert backs or any(" restored version " in event["text"] for event in job.events())
-    check_receipt(job, repeated=sum(back["details"]["repeated"] for back in backs))
+    check_receipt(job, repeated=sum(event["details"]["repeated"] for event in backs))
     updates = job.receipt()["updates"]
     assert (updates["lost"], updates["at_least"]) == (0, False)
     assert bool(updates["repeated"]) == bool(backs)

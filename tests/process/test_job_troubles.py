@@ -225,7 +225,7 @@ def test_the_record_is_all_there_when_the_job_is_over(lost: Lost) -> None:
     assert entry_text(lost.made_up) in [entry_text(entry) for entry in why(lost.job)["entries"]]
     report = (directory / "report.html").read_text(encoding="utf-8")
     assert "SIGKILL" in report, "the master left the page as it stood at the end"
-    names = {load["name"] for load in json.loads((directory / "series.json").read_text())}
+    names = {curve["name"] for curve in json.loads((directory / "series.json").read_text())}
     assert {
         "loss",
         "records_per_s",

@@ -579,7 +579,7 @@ def authority_of(cluster: SmallCluster) -> str:
     return str(secret["stringData"]["ca.crt"])
 
 
-def test_a_caller_learns_what_the_check_is_at_by_the_master_that_the_job_will_have(
+def test_a_caller_learns_what_the_check_is_at_from_the_master_that_the_job_will_have(
     start: Callable[..., Pod], cluster: tuple[SmallCluster, str]
 ) -> None:
     pod = start(model_def="counts")

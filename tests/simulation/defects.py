@@ -34,7 +34,7 @@ RING = (
         "ring",
         (3005961, 3006038),
         "A member that joined did not know the bad records of a shard that had ended. A step of bad"
-        " records alone was told as the step before it.",
+        " records alone was reported as the step before it.",
     ),
     Defect(
         "ring",
@@ -71,7 +71,8 @@ SERVERS = (
     Defect(
         "ps",
         (70005278,),
-        "A server ended between its part of a frozen view and the master's word on the whole.",
+        "A server ended after it had frozen its part of a view, and before the master confirmed the"
+        " view.",
     ),
     Defect(
         "ps",
@@ -157,8 +158,8 @@ STEPS = (
     Defect(
         "sync",
         (910669, 911387),
-        "A server that had lost its memory was told a step of an earlier master, which then"
-        " counted as complete.",
+        "A server that had lost its memory applied a step of an earlier master, which then counted"
+        " as complete.",
         any_flags=True,
     ),
     Defect(
@@ -184,8 +185,8 @@ STEPS = (
     Defect(
         "sync",
         (911449,),
-        "What a hung worker did was told to the next master, and counted as ended. Its limit"
-        " grew with it.",
+        "The next master learned what a hung worker did, and counted that as ended. So the"
+        " worker's limit grew.",
         any_flags=True,
     ),
     Defect(

@@ -63,7 +63,7 @@ _CUT_MESSAGE_BYTES = 2000
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
-    """Time limits of the cluster, where it copies logs to, and who receives events of its pods."""
+    """Time limits of the cluster, where it copies logs to, and who learns of its pods."""
 
     clock: Clock = field(default_factory=SystemClock)
     timing: Timing = field(default_factory=Timing)
@@ -74,7 +74,7 @@ class ClusterOptions:
     logs: Path | None = None
     """Directory of the log files; None: keep no logs."""
     places: WorkerPlaces = field(default_factory=WorkerPlaces)
-    """Receives which processes live and which have ended."""
+    """Learns which processes live and which have ended."""
 
 
 @final

@@ -129,6 +129,7 @@ class JobContext:
     phase: Phase = Phase.STARTING
     phase_since_s: float = 0.0
     outcome: FinishJob | None = None
+    """How the job ends, once that is decided: the command to give when all processes have ended."""
     version: int = 0
     acknowledged_version: int = 0
     """The newest version that every server acknowledged to a worker.

@@ -83,9 +83,7 @@ class Parts:
         scaling = self.scaling = Scaling(context, evaluation, coordination)
         self.pending = PendingProcesses(context, scaling)
         self.ends = ProcessEnds(context, leasing, scaling, evaluation, activities)
-        self.rolling_back = RollingBack(
-            context, leasing, evaluation, checkpointing, self.snapshots, self.ends
-        )
+        self.rolling_back = RollingBack(context, leasing, evaluation, checkpointing, self.ends)
         self.lifecycle = ProcessLifecycle(
             context, scaling, evaluation, checkpointing, self.ends, self.rolling_back
         )

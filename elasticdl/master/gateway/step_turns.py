@@ -79,7 +79,7 @@ class StepTurns:
         self._recovered.set()
         self._recent: Sequence[RecentSteps | None] = ()
         """The newest steps of an earlier master, by server; None for one that is gone."""
-        self._restored: dict[ProcessName, tuple[int, ...]] = {}
+        self._unsettled: dict[ProcessName, tuple[int, ...]] = {}
         """Pushes whose outcome workers of an earlier master do not know."""
 
     # after a takeover
@@ -96,9 +96,9 @@ class StepTurns:
     def restore(self, worker: ProcessName, revocation: int, unsettled: tuple[int, ...]) -> None:
         """Tell a worker of an earlier master what became of its pushes, as soon as it is known."""
         self._revocations[worker] = max(revocation, self._revocations.get(worker, 0))
-        self._restored[worker] = unsettled
+        self._unsettled[worker] = unsettled
         if self._recovered.is_set():
-            self._settle_restored(worker)
+            self._settle_earlier(worker)
 
     async def _recover(self, known: int) -> None:
         async with self._between_steps:
@@ -133,8 +133,8 @@ class StepTurns:
         self._steps.continue_after(max(newest, known))
         self._opened_s = self._queue.at_s()
         self._recovered.set()
-        for worker in sorted(self._restored):
-            self._settle_restored(worker)
+        for worker in sorted(self._unsettled):
+            self._settle_earlier(worker)
         self.decide()
 
     async def _recent_on(self, index: int) -> tuple[Server | None, RecentSteps | None]:
@@ -150,9 +150,9 @@ class StepTurns:
                 break
         return None, None
 
-    def _settle_restored(self, worker: ProcessName) -> None:
+    def _settle_earlier(self, worker: ProcessName) -> None:
         """Settle the pushes of a worker; what is not in the model is trained again."""
-        unsettled = self._restored.pop(worker, ())
+        unsettled = self._unsettled.pop(worker, ())
         if not unsettled:
             return
         on = {sequence: self._recent_with(worker, sequence) for sequence in unsettled}
@@ -251,7 +251,7 @@ class StepTurns:
         self._end_poll(worker)
         self._revocations.pop(worker, None)
         self._outcomes.pop(worker, None)
-        self._restored.pop(worker, None)
+        self._unsettled.pop(worker, None)
         self._barred.discard(worker)
         self.decide()
 

@@ -151,7 +151,7 @@ class Outbox:
         """Leases that were closed and reported for the last time, the oldest first."""
         self._reported_held: set[LeaseKey] = set()
         """Leases that the newest `tell_all` reported as held."""
-        self._held_too_many = False
+        self._reported_too_many = False
         """Whether some of those were forgotten since."""
         self._dropped: Counter[DropCause] = Counter()
         self._summaries: list[Summary] = []
@@ -180,14 +180,14 @@ class Outbox:
             for held in self._held.values():
                 held.changed = held.changed or not held.closed
             open_leases = {key: held for key, held in self._held.items() if not held.closed}
-            self._reported_held, self._held_too_many = set(open_leases), False
+            self._reported_held, self._reported_too_many = set(open_leases), False
         self.urgent.set()
         return tuple(Applied(*key, held.offset) for key, held in open_leases.items())
 
     @property
-    def held_too_many(self) -> bool:
+    def reported_too_many(self) -> bool:
         """Whether `tell_all` reported a lease that the worker has forgotten since."""
-        return self._held_too_many
+        return self._reported_too_many
 
     def starting(self, part: str) -> None:
         """This worker has reached a part of its start; '': it is ready for work."""
@@ -308,7 +308,7 @@ class Outbox:
     def forget(self, leases: Collection[Lease]) -> None:
         """The master has voided these leases: nothing more is reported of them.
 
-        If it was told that they are held, it is told at once that they are not: it waits for that.
+        If the last report named them as held, the next one is due at once: the master waits for it.
         """
         keys = {(lease.shard.id, lease.attempt) for lease in leases if lease.shard is not None}
         with self._lock:
@@ -317,7 +317,7 @@ class Outbox:
                     self._held[key].closed = True
             if self._reported_held & keys:
                 self._reported_held -= keys
-                self._held_too_many = True
+                self._reported_too_many = True
                 self.urgent.set()
 
     def summarise(self, summary: Summary) -> None:

@@ -30,7 +30,7 @@ class StateReports:
 
         Call it before the outbox is emptied: it makes the outbox report every lease in hand.
         """
-        if not self._asked.is_set() and not self._outbox.held_too_many:
+        if not self._asked.is_set() and not self._outbox.reported_too_many:
             return None
         # Before collecting: a question that arrives meanwhile gets an answer of its own.
         self._asked.clear()

@@ -16,7 +16,6 @@ from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.formatting import amount
 from elasticdl.master.core.checkpoint.checkpointing import Checkpointing
 from elasticdl.master.core.checkpoint.saves import Saved
-from elasticdl.master.core.checkpoint.snapshots import Snapshots
 from elasticdl.master.core.data.leasing import Leasing
 from elasticdl.master.core.data.rollback import restore_ledger
 from elasticdl.master.core.evaluation.rounds import Evaluation
@@ -38,7 +37,6 @@ class RollingBack:
         leasing: Leasing,
         evaluation: Evaluation,
         checkpointing: Checkpointing,
-        snapshots: Snapshots,
         ends: ProcessEnds,
     ) -> None:
         self._context = context
