@@ -394,9 +394,7 @@ def test_the_time_of_a_job_continues_while_it_is_stopped(tmp_path: Path) -> None
     assert found["totals"]["stopped_s"] == 3_600.0 and found["totals"]["waited_s"] == {}, (
         "nobody waited for it"
     )
-    assert [entry["text"] for entry in found["entries"]][
-        -1
-    ] == "taken on again, 60 min after it ended"
+    assert found["entries"][-1]["text"] == "taken on again, 60 min after it ended"
     assert [mark["at_s"] for mark in again.timeline.as_dict()["marks"]] == [0.0, 60.0, 3_660.0]
 
 

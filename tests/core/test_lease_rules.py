@@ -27,7 +27,7 @@ def parts_of(job: Bench, index: int = 0) -> tuple[Leasing, Process]:
     return parts.leasing, present(parts.context.worker(worker(index)))
 
 
-# a lease for a worker whose ring stands still
+# a lease for a worker whose ring hangs
 
 
 def test_a_worker_whose_ring_hangs_gets_two_leases_for_itself() -> None:
@@ -293,7 +293,7 @@ def test_all_servers_have_the_batches_before_the_last_one_of_any_except_in_steps
     assert (job.total["trained"], job.total["repeated"]) == (trained, 16 - trained)
 
 
-def test_what_became_of_a_lost_workers_leases_is_reported_of_each_worker_by_itself() -> None:
+def test_what_became_of_lost_workers_leases_is_reported_for_each_worker() -> None:
     job = Bench.running(num_ps_pods=2, records_per_task=32)
     told = []
     for index, reached in enumerate((8, 24)):

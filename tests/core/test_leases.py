@@ -279,7 +279,7 @@ def test_what_servers_have_of_a_lost_worker_is_not_all_trained_where_it_foretold
 @pytest.mark.parametrize(
     ("offset", "trained", "bad"), [(8, 7, 1), (16, 15, 1), (24, 20, 4), (32, 28, 4)]
 )
-def test_bad_records_of_several_batches_that_were_not_done_are_reported_apart(
+def test_bad_records_of_several_unfinished_batches_are_told_apart(
     offset: int, trained: int, bad: int
 ) -> None:
     """In synchronous steps several batches of a worker may wait for their outcome."""

@@ -143,7 +143,7 @@ def test_each_phase_says_what_it_waits_for_and_from_whom(scene: Callable[..., An
     assert job.state.status().waiting[0].startswith("stalled for")
 
 
-def test_a_job_that_moves_does_not_hang() -> None:
+def test_a_job_that_moves_is_not_stalled() -> None:
     job = Bench.running(num_workers=1)
     lease = job.lease()
     for offset in (4, 8, 12):
@@ -164,7 +164,7 @@ def test_the_bound_grows_with_what_the_job_has_shown_of_itself() -> None:
     assert len(told(job)) == 1
 
 
-def test_a_job_whose_processes_have_no_place_yet_does_not_hang() -> None:
+def test_a_job_whose_processes_have_no_place_yet_is_not_stalled() -> None:
     job = Bench(num_workers=1)
     job.start()
     job.attach(job.ps(0))

@@ -93,7 +93,7 @@ def test_new_servers_start_beside_those_that_serve() -> None:
     job = training()
     commands = asked(job)
     assert [one.name for one in of(c.StartProcess, commands)] == [ps(2), ps(3), ps(4)]
-    assert job.lease(), "training goes on"
+    assert job.lease(), "training continues"
     assert "0 of 3 new servers have started" in job.state.status().waiting[0]
     assert not of(c.TakeSnapshot, stand_by(job, 2, 3))
 
@@ -104,7 +104,7 @@ def test_new_servers_load_a_checkpoint_while_training_continues() -> None:
     assert not taken.seal and taken.purpose is c.Purpose.CHECKPOINT
     (order,) = of(c.LoadServers, written(job, taken, "version-1"))
     assert order == c.LoadServers((ps(2), ps(3), ps(4)), "version-1")
-    assert job.lease(), "training goes on"
+    assert job.lease(), "training continues"
     assert "0 of 3 new servers have loaded checkpoint 1" in job.state.status().waiting[0]
 
 

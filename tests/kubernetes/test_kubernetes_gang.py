@@ -33,7 +33,7 @@ from tests.kubernetes.jobs import DATA, STEP_LIMIT_S, Job, jobs_in, until_seen
 from tests.kubernetes.sharing import placed, pod_without_class, spec_of, submitted, until
 from tests.kubernetes.target_cluster import TargetCluster
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(1500)]
 NAMESPACE, WHOLE_JOB = "gangs", "whole-job"
 SERVERS, WORKERS = 2, 6
 WHOLE = SERVERS + WORKERS
@@ -134,6 +134,7 @@ def test_a_whole_job_holds_nothing_until_there_is_room_for_all_of_it_and_trains_
         holds_nothing_and_says_why(job)
         place.delete("pods", "other", namespace=WHOLE_JOB)
         job.done()
+        assert groups(place), "it goes with the Job"
         place.kubectl("-n", WHOLE_JOB, "delete", "job", job.name)
         until_seen("no PodGroup is left", lambda: not groups(place), STEP_LIMIT_S)
 
@@ -163,12 +164,14 @@ def waits_for_nodes(event: dict[str, Any]) -> bool:
 
 def holds_nothing_and_says_why(job: Job) -> None:
     """No process of it has ever had a node: only its master, and the check of its model."""
+    status = until_seen(
+        "its status says why", lambda: status_that_says_why(job), STEP_LIMIT_S, context=job.story
+    )
     fields = "reason=Scheduled"
     events = job.jobs.place.read("events", namespace=job.jobs.namespace, fields=fields)["items"]
     had_nodes = {event["involvedObject"]["name"] for event in events}
     assert job.pod("check-1") in had_nodes
     assert had_nodes & {job.pod("ps-0"), job.pod("worker-0")} == set(), job.story()
-    status = until_seen("its status says why", lambda: status_that_says_why(job), STEP_LIMIT_S)
     assert [(one["name"], one["state"], one["where"]) for one in status["processes"]] == [
         ("ps-0", "pending", None),
         ("worker-0", "pending", None),

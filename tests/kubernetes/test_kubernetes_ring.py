@@ -97,7 +97,7 @@ def lost_silently(job: Job, ring: list[str]) -> dict[str, str]:
     cut_s = time.monotonic()
     job.until(
         f"{survivor} is a ring of its own",
-        lambda events: any(ring.endswith(f": {survivor}") for ring in rings(events)[earlier:]),
+        lambda events: any(text.endswith(f": {survivor}") for text in rings(events)[earlier:]),
         GONE_ON_S,
     )
     trained = job.progress()

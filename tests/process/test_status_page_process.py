@@ -114,7 +114,7 @@ def test_the_page_shows_what_the_command_line_shows_and_steers_the_job(
         return str(rows["worker-1"]["cause"])
 
     def bar() -> dict[str, Any]:
-        return {bar["process"]: bar for bar in browser.get("/api/v1/timeline")["bars"]}["worker-1"]
+        return {row["process"]: row for row in browser.get("/api/v1/timeline")["bars"]}["worker-1"]
 
     running.wait_until(
         "the cause of the kill is on the page", lambda: cause() != "", NAMED_WITHIN_S

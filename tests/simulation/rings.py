@@ -207,7 +207,7 @@ class Hub:
             raise RingBroken(ring.over)
         member.operations += 1
         member.kind, member.given, member.done = kind, given, False
-        waiting = [member for member in ring.members.values() if member.kind and not member.done]
+        waiting = [other for other in ring.members.values() if other.kind and not other.done]
         if len(waiting) == ring.place.size:
             self._complete(ring, waiting, took_s)
         return self._await(ring, member, kind)
@@ -259,7 +259,7 @@ class Hub:
         silent_s = 0.0
         while not member.broken and (not member.done or member in ring.ending):
             if not self._scheduler.park(1.0):
-                silent = any(member.process.stopped for member in ring.members.values())
+                silent = any(other.process.stopped for other in ring.members.values())
                 silent_s = silent_s + 1.0 if silent and kind != "enter" else 0.0
                 if silent_s > SILENCE_S:
                     self._break(ring, "a member is silent")
@@ -385,7 +385,7 @@ class Exchange:
         mine = self.weights
         for piece in range(2):
             pieces = self._ring.together(f"piece {piece}", mine if giving else None).values
-            given = [piece for piece in pieces if piece is not None]
+            given = [weights for weights in pieces if weights is not None]
             if len(given) != 1:
                 self._violated(f"{len(given)} members give their weights")
             if piece:
