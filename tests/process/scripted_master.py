@@ -1,9 +1,9 @@
 """A master that does as it is told: the real wire and the real files, no job. Run as a script.
 
 The script is the job's name: `finishes`, `fails`, `drains` (until it is stopped), `hangs` (heeds no
-stop, and ends at the second signal), `deaf` (heeds no signal either), `dies`, `silent` (ends
-without a word), `returns` (as `drains`, but after a kill it listens only when there is a file
-`go`).
+stop, and ends at the second signal), `records-slowly` (as `hangs`, and then its disk is slow),
+`deaf` (heeds no signal either), `dies`, `silent` (ends without a word), `returns` (as `drains`, but
+after a kill it listens only when there is a file `go`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -30,6 +31,8 @@ from elasticdl.tokens import new_token, proof_to_master, viewer_token
 from tests.served_calls import ServedCalls
 from tests.waiting import until
 
+SLOW_DISK_S = 7.0
+"""As a disk takes that is busy with gigabytes of other files."""
 STATUS: dict[str, Any] = {
     "action": "train", "phase": "working", "message": "training, epoch 1 of 2", "at_s": 3.0,
     "epoch": 0, "epochs": 2, "version": 7,
@@ -167,7 +170,7 @@ def main() -> int:
         until("the test lets it go on", (directory / "go").exists)
     asked_to_stop = threading.Event()
     proof = proof_to_master(token)
-    needed = {"hangs": 2, "deaf": sys.maxsize}.get(script, 1)
+    needed = {"hangs": 2, "records-slowly": 2, "deaf": sys.maxsize}.get(script, 1)
     scripted = Scripted(directory, asked_to_stop, needed > 1)
     served = ServedCalls(scripted, lambda caller: proof)
     signals: list[int] = []
@@ -215,6 +218,8 @@ def main() -> int:
     if script == "finishes":
         return leave(directory, 0, "done")
     asked_to_stop.wait(120)
+    if script == "records-slowly":
+        time.sleep(SLOW_DISK_S)
     (directory / "checkpoints/version-7").mkdir(parents=True)
     (directory / "checkpoints/version-7/manifest.json").write_text("{}")
     return leave(directory, 130, "stopped: by the test")

@@ -320,11 +320,12 @@ def test_ctrl_c_before_the_master_listens_reaches_it_by_signal(elasticdl: Comman
     assert code == 130, errors
 
 
-def test_a_second_ctrl_c_ends_everything_at_once(elasticdl: Commands) -> None:
-    process = elasticdl.train("hangs")
-    where = elasticdl.master("hangs")
+@pytest.mark.parametrize("script", ["hangs", "records-slowly"])
+def test_a_second_ctrl_c_ends_everything_at_once(elasticdl: Commands, script: str) -> None:
+    process = elasticdl.train(script)
+    where = elasticdl.master(script)
     process.send_signal(signal.SIGINT)
-    until("the stop is asked for", lambda: elasticdl.asked("hangs"))
+    until("the stop is asked for", lambda: elasticdl.asked(script))
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     code, output, errors = elasticdl.end(process)
@@ -332,7 +333,10 @@ def test_a_second_ctrl_c_ends_everything_at_once(elasticdl: Commands) -> None:
     assert "interrupt again to end it at once" in errors
     # What the master recorded last, and not what was saved some seconds before.
     assert "Stopped: by the test\n" in errors and "trained 50" in output
-    assert f"elasticdl train -f {elasticdl.directory / 'jobs/hangs/job.yaml'} --resume\n" in errors
+    assert (
+        f"elasticdl train -f {elasticdl.directory / 'jobs' / script / 'job.yaml'} --resume\n"
+        in errors
+    )
     assert gone(where["pid"])
 
 

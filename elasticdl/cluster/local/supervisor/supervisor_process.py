@@ -20,8 +20,11 @@ from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.private_file import make_private, private
 
 MASTER: Final = ProcessName(Role.MASTER, 0)
-_RECORD_S: Final = 5.0
-"""Time for a master to end all processes and to record that, after a second request."""
+_RECORD_S: Final = 12.0
+"""Time for a supervisor to end its job, after a second request.
+
+Longer than it gives its master, which may wait seconds for a busy disk to record how the job stood.
+"""
 _DEATH_S: Final = 5.0
 """Time for a supervisor to kill all processes of a job."""
 
