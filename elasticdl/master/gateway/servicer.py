@@ -35,6 +35,7 @@ from elasticdl.rpc.call_frames import ATTACHED
 from elasticdl.rpc.call_server import Call
 from elasticdl.rpc.channel import AttachAgain, CallDenied, Caller, Superseded
 from elasticdl.rpc.conversation import Servers
+from elasticdl.rpc.ring_messages import count_of
 from elasticdl.shard import ShardId, Source
 from elasticdl.tokens import bulk_key, bulk_token, process_token, proof_to_master, run_name
 
@@ -210,12 +211,11 @@ class MasterService:
                 event = self._attached(caller, request)
                 certificate = self._welcome.certificate(event.name, request.public_key)
                 received = tuple(map(messages.received_from_wire, request.received))
+                revocation = count_of(request.revocation, "revocation")
             known = request.again and await self._gateway.attach_again(
                 event.name,
                 caller.instance,
-                Returning(
-                    received, request.revocation, tuple(request.unsettled), event.control_address
-                ),
+                Returning(received, revocation, tuple(request.unsettled), event.control_address),
             )
             if known:
                 # It knows the rest already, and thousands come at once.
