@@ -23,7 +23,7 @@ from elasticdl.cli.jobs.job import (
     Report,
     asked_to_stop,
 )
-from elasticdl.cluster.local.supervisor.end_signals import asking_to_end, wake
+from elasticdl.cluster.local.supervisor.end_signals import SUPERVISOR_ENDS_S, asking_to_end, wake
 from elasticdl.cluster.logs.log_files import LogFollower, last_lines, log_files, log_sizes
 from elasticdl.errors import Corrupted, ElasticDLError, NoSuchJob, PermanentError, TransientError
 from elasticdl.history.lines import began_at
@@ -44,8 +44,6 @@ CALL_S = 5.0
 _LOOK_EVERY_S = 0.25
 RESTART_S = 15.0
 """Time limit for a master that restarts, of requests that only a master can fulfil."""
-_ENDS_WITHIN_S = 15.0
-"""Time for a supervisor, which kills a master that hangs after less."""
 
 
 class MasterRestarts(TransientError):
@@ -140,12 +138,12 @@ class DirectoryJob:
             master.stop(reason)  # only so that it can record who ended it
         for pause_s in asking_to_end(send):
             time.sleep(pause_s)
-        end_s = time.monotonic() + _ENDS_WITHIN_S
+        end_s = time.monotonic() + SUPERVISOR_ENDS_S
         while supervisor.runs(self.directory):
             if time.monotonic() > end_s:
                 self._signal(supervisor, signal.SIGKILL)
                 return (
-                    f"its supervisor did not end within {_ENDS_WITHIN_S:g} s and was killed, and"
+                    f"its supervisor did not end within {SUPERVISOR_ENDS_S:g} s and was killed, and"
                     " every process of the job with it"
                 )
             time.sleep(_LOOK_EVERY_S)

@@ -13,6 +13,10 @@ from elasticdl.jobdir.master_address import read_master
 
 _BETWEEN_S: Final = 0.3
 """Two signals at once count as one."""
+END_S: Final = 10.0
+"""Time for a master that is to end the job at once; then its supervisor kills all processes."""
+SUPERVISOR_ENDS_S: Final = END_S + 5.0
+"""Time for a supervisor to end its job at once; then it is killed itself."""
 Send = Callable[[signal.Signals], object]
 """Sends a signal to the job's supervisor, unless that has ended."""
 

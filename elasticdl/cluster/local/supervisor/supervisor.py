@@ -29,6 +29,7 @@ from elasticdl.cluster.base import (
 from elasticdl.cluster.local.cluster import LocalCluster
 from elasticdl.cluster.local.machine import has_gpu, usable_cores, visible_gpus
 from elasticdl.cluster.local.supervisor.channel import Channel
+from elasticdl.cluster.local.supervisor.end_signals import END_S
 from elasticdl.cluster.local.supervisor.job_processes import JobProcesses
 from elasticdl.cluster.local.supervisor.master_restarts import Restarts, ended_on_purpose, how
 from elasticdl.cluster.local.supervisor.messages import RESTART_VARIABLE, Predecessor, Welcome
@@ -42,8 +43,6 @@ _LOG = logging.getLogger("elasticdl.supervisor")
 
 _LAST_MESSAGES_S: Final = 2.0
 """A master's last messages are in the socket when it ends: time to read them."""
-_END_S: Final = 10.0
-"""Time for a master that is to end the job at once; then all processes are killed."""
 
 
 @final
@@ -122,7 +121,7 @@ class Supervisor:
             self._session.signal(number)
         if len(self._signals) == 2:
             # The master may stand still, or be no more.
-            asyncio.get_running_loop().call_later(_END_S, self._killed.set)
+            asyncio.get_running_loop().call_later(END_S, self._killed.set)
 
     async def _until_killed(self) -> JobEnd:
         masters = asyncio.ensure_future(self._run_masters())

@@ -13,18 +13,13 @@ from typing import Final, Self, final
 
 from elasticdl.cluster.base import ProcessName, Role
 from elasticdl.cluster.local.parent_death import PARENT_PID_VARIABLE
-from elasticdl.cluster.local.supervisor.end_signals import asking_to_end, wake
+from elasticdl.cluster.local.supervisor.end_signals import SUPERVISOR_ENDS_S, asking_to_end, wake
 from elasticdl.cluster.local.supervisor.process_end import end_of
 from elasticdl.cluster.logs.log_files import log_path
 from elasticdl.jobdir.layout import JobDirectory
 from elasticdl.private_file import make_private, private
 
 MASTER: Final = ProcessName(Role.MASTER, 0)
-_RECORD_S: Final = 12.0
-"""Time for a supervisor to end its job, after a second request.
-
-Longer than it gives its master, which may wait seconds for a busy disk to record how the job stood.
-"""
 _DEATH_S: Final = 5.0
 """Time for a supervisor to kill all processes of a job."""
 
@@ -93,7 +88,7 @@ class SupervisorProcess:
         # Twice: the request to stop before this may not have been a signal.
         for pause_s in asking_to_end(self._signal):
             await asyncio.wait([self._ended], timeout=pause_s)
-        await asyncio.wait([self._ended], timeout=_RECORD_S)
+        await asyncio.wait([self._ended], timeout=SUPERVISOR_ENDS_S)
         await self.close()
 
     async def close(self) -> None:
