@@ -36,7 +36,7 @@ from elasticdl.rpc.conversation import (
     TellState,
     Wait,
 )
-from elasticdl.rpc.ring_messages import count_of
+from elasticdl.rpc.wire_counts import count_of
 from elasticdl.shard import (
     Applied,
     Barrier,

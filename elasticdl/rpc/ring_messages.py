@@ -17,20 +17,12 @@ from elasticdl.rpc.conversation import (
     RingSaved,
     WrittenFile,
 )
+from elasticdl.rpc.wire_counts import count_of
 from elasticdl.shard import SnapshotId
 
 _MAX_MEMBERS = 10_000
 _MAX_FILES = 10_000
 _MAX_TEXT_CHARS = 16_000
-_MOST = 2**62
-"""Of what is counted. The master adds to it, and the sum must fit on the wire."""
-
-
-def count_of(value: int, what: str) -> int:
-    """Return a number from the wire. Raises ValueError if no job can have it."""
-    if not 0 <= value <= _MOST:
-        raise ValueError(f"{what} is {value}, expected 0 to {_MOST}")
-    return value
 
 
 def _bounded(value: RingReport | RingSaved) -> dict[str, Any]:

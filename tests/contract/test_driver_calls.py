@@ -16,7 +16,7 @@ from elasticdl.master.core import commands as do
 from elasticdl.master.core import events as happened
 from elasticdl.master.core.ps.roll_back import RollBack
 from elasticdl.rpc import elasticdl_pb2 as pb
-from elasticdl.rpc.call_frames import METHODS
+from elasticdl.rpc.call_frames import METHODS, CallFailed
 from elasticdl.rpc.conversation import (
     Drain,
     Failure,
@@ -141,6 +141,19 @@ def test_a_name_that_is_none_of_a_process_may_not_attach(stage: Stage, name: str
 def test_a_server_with_half_of_its_addresses_is_invalid(stage: Stage) -> None:
     with pytest.raises(UserError, match="one address missing"):
         stage.client("ps-0").attach("127.0.0.1:1")
+
+
+@pytest.mark.parametrize("number", [-1, 2**63 - 1])
+def test_a_number_that_no_job_can_have_is_invalid(stage: Stage, number: int) -> None:
+    with pytest.raises(UserError, match=f"restored_version is {number}"):
+        stage.client("ps-0").attach("127.0.0.1:1", "127.0.0.1:2", number)
+    assert not stage.core.of(happened.ProcessAttached)
+    worker = stage.client("worker-1")
+    worker.attach()
+    worker._revocation = number
+    with pytest.raises(CallFailed) as refused:
+        worker._attach_again(TERM, 5.0)
+    assert f"revocation is {number}" in str(refused.value.details())
 
 
 def test_a_server_learns_that_it_returns_to_a_checkpoint_with_the_others(stage: Stage) -> None:

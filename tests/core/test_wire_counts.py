@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticdl.rpc.ring_messages import count_of
+from elasticdl.rpc.wire_counts import count_of
 
 pytestmark = pytest.mark.core
 

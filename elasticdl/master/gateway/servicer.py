@@ -35,7 +35,7 @@ from elasticdl.rpc.call_frames import ATTACHED
 from elasticdl.rpc.call_server import Call
 from elasticdl.rpc.channel import AttachAgain, CallDenied, Caller, Superseded
 from elasticdl.rpc.conversation import Servers
-from elasticdl.rpc.ring_messages import count_of
+from elasticdl.rpc.wire_counts import count_of
 from elasticdl.shard import ShardId, Source
 from elasticdl.tokens import bulk_key, bulk_token, process_token, proof_to_master, run_name
 
@@ -394,7 +394,8 @@ class MasterService:
             )
         if name.role is Role.WORKER and (bulk or request.has_state or request.restored_version):
             raise ValueError(f"{sender} attached with what only a server has")
-        version = request.restored_version if request.has_state else None
+        restored = count_of(request.restored_version, "restored_version")
+        version = restored if request.has_state else None
         return ProcessAttached(
             self._queue.at_s(),
             name,
