@@ -76,9 +76,9 @@ def _refuse_own_places(spec: JobSpec) -> None:
         ("--checkpoint-dir", kept.checkpoint_dir),
         ("--tensorboard-log-dir", kept.tensorboard_log_dir),
     ):
-        if not place or not _resolved(place).is_relative_to(output):
+        if not place or not (other := _resolved(place)).is_relative_to(output):
             continue
-        relation = "is also" if _resolved(place) == output else "contains"
+        relation = "is also" if other == output else "contains"
         raise SpecError(
             f"--output {kept.output} {relation} {flag} {place}, but {why}",
             hint=f"{hint}, such as {kept.output.rstrip('/')}/export",
