@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, final
@@ -156,7 +157,11 @@ def start(action: Action, flags: dict[str, Any], *, show: bool = True) -> JobHan
 
     Raises SpecError, UserError, or PermanentError if a cluster refuses. Nothing is left then.
     """
-    spec = settle(Request(action, flags), tell if show else _nobody)
+    values = {
+        name: os.fspath(value) if isinstance(value, os.PathLike) else value
+        for name, value in flags.items()
+    }
+    spec = settle(Request(action, values), tell if show else _nobody)
     if spec.on_kubernetes:
         return _submitted(spec, show=show)
     from elasticdl.cli.jobs.background_run import BackgroundRun
@@ -206,7 +211,7 @@ def train(*, show: bool = True, **flags: Any) -> JobHandle:  # noqa: ANN401 - th
 
     Args:
         show: Show progress: a live view under the cell in a notebook, lines on stderr elsewhere.
-        **flags: The flags of `elasticdl train`, in snake case.
+        **flags: The flags of `elasticdl train`, in snake case. Paths may be `pathlib.Path`s.
 
     Raises:
         SpecError: A flag is wrong. Nothing was started.

@@ -118,7 +118,7 @@ def test_a_job_can_be_looked_at_scaled_and_stopped_at_once(tmp_path: Path) -> No
         model_def="iris",
         training_data="a.csv",
         job_name="drains",
-        job_dir=str(tmp_path / "scaled"),
+        job_dir=tmp_path / "scaled",
     )
     other.scale(2)
     other.stop()
