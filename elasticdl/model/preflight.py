@@ -111,6 +111,7 @@ class JobPreflight:
             if self.spec.action is Action.TRAIN:
                 on_ring = self.spec.trains_on_ring
                 begin_callbacks(self.module, dry_run.ps_model, on_ring=on_ring)
+                self._warn_if_nothing_trains(dry_run.ps_model)
         except UserError as error:
             error.hint = self.grouping or error.hint
             raise
@@ -313,6 +314,15 @@ class JobPreflight:
         if (mixed := ps_model.mixed_dtypes()) is not None:
             self.warnings.append(mixed)
         return DryRun(self.module, ps_model, CompiledStep(ps_model, self.module))
+
+    def _warn_if_nothing_trains(self, ps_model: PsModel) -> None:
+        """As Keras does."""
+        if ps_model.parameters.trainable_size == 0 and not any(
+            table.trainable for table in ps_model.tables
+        ):
+            self.warnings.append(
+                f"{place(self.module.custom_model)}: the model has no trainable weights"
+            )
 
     def _try(self, dry_run: DryRun) -> dict[str, Any]:
         """Run one step of each kind of work that the job has."""

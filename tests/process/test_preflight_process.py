@@ -399,6 +399,27 @@ def test_a_first_batch_that_gives_nan_is_a_warning(tmp_path: Path) -> None:
     assert found["ok"] and "loss" in found["warnings"][0]
 
 
+@pytest.mark.parametrize(
+    ("layer", "threshold", "warned"),
+    [
+        ("layers.Embedding(50, 4, trainable=False)", 0, True),
+        ("layers.Embedding(50, 4, trainable=False)", 1000, True),
+        ("layers.Embedding(50, 4)", 0, False),
+        ("layers.Embedding(50, 4)", 1000, False),
+    ],
+)
+def test_a_model_that_has_no_trainable_weights_is_a_warning(
+    tmp_path: Path, layer: str, threshold: int, warned: bool
+) -> None:
+    """An embedding of no less than the threshold lives on the servers."""
+    text = GOOD.replace("layers.Embedding(50, 4)", layer).replace(
+        "layers.Dense(1)", "layers.Dense(1, trainable=False)"
+    )
+    found = look(tmp_path, text, embedding_threshold_bytes=threshold)
+    warning = f"{tmp_path}/made.py:7: the model has no trainable weights"
+    assert found["ok"] and found["warnings"] == [warning] * warned, found
+
+
 READS_THE_RATE = (
     GOOD
     + """
