@@ -316,7 +316,7 @@ class JobPreflight:
         return DryRun(self.module, ps_model, CompiledStep(ps_model, self.module))
 
     def _warn_if_nothing_trains(self, ps_model: PsModel) -> None:
-        """As Keras does."""
+        """Keras warns of such a model, too."""
         if ps_model.parameters.trainable_size == 0 and not any(
             table.trainable for table in ps_model.tables
         ):
